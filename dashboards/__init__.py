@@ -1,0 +1,1 @@
+"""The perfkit dashboard; installed as `perfkit_dashboards`."""

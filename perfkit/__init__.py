@@ -1,0 +1,31 @@
+"""perfkit: what is my MFU, where did the rest go, who is to blame, and what do I fix first?
+
+The public names are resolved on first use, so that `import perfkit` costs a few milliseconds and
+needs neither torch nor dash nor a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from perfkit.errors import PerfkitError
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "ingest": "perfkit.sources.ingest",
+    "Store": "perfkit.store",
+}
+
+__all__ = ["PerfkitError", "Store", "__version__", "ingest"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'perfkit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

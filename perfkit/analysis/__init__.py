@@ -1,0 +1,1 @@
+"""Pure functions over Arrow tables: tables in, table out."""

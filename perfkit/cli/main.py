@@ -1,0 +1,81 @@
+"""`perfkit COMMAND …`: find the command, run it, turn errors into exit codes.
+
+A command is a module of this package with
+
+    a docstring        its help: the first line in `perfkit --help`, the rest in `perfkit COMMAND --help`
+    add_arguments(parser)
+    run(args) -> int   calls one library function and one renderer; imports what is heavy inside
+
+This is the only place where an exception becomes an exit code: 0 fine, 1 a `--fail-on` condition
+holds, 2 bad usage or input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from types import ModuleType
+
+import perfkit
+from perfkit.errors import PerfkitError
+
+COMMANDS: tuple[str, ...] = ("ingest", "export", "mfu", "hardware", "store")
+
+
+def load_command(name: str) -> ModuleType:
+    """Import the module of a command (cheap: commands import heavy things inside `run`)."""
+    return importlib.import_module(f"perfkit.cli.{name.replace('-', '_')}")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser with one sub-parser per command."""
+    parser = argparse.ArgumentParser(
+        prog="perfkit",
+        description="What is my MFU, where did the rest go, who is to blame, and what do I fix first?",
+        epilog="example: perfkit ingest traces/ --store runs/",
+    )
+    parser.add_argument("--version", action="version", version=f"perfkit {perfkit.__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for name in COMMANDS:
+        module = load_command(name)
+        summary, _, details = (module.__doc__ or "").strip().partition("\n")
+        sub = subparsers.add_parser(
+            name,
+            help=summary,
+            description=summary,
+            epilog=details.strip(),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(sub)
+        sub.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parser = build_parser()
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as stop:  # argparse: 0 after --help and --version, 2 on bad usage
+        return int(stop.code or 0)
+    if args.command is None:
+        parser.print_help()
+        return 2
+    try:
+        return int(args.run(args))
+    except PerfkitError as error:
+        print(f"perfkit: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("perfkit: interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has left (`perfkit … | head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def entry() -> None:
+    """Console-script entry point."""
+    sys.exit(main())

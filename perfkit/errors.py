@@ -1,0 +1,89 @@
+"""Every error that perfkit raises on purpose, and the exit code it becomes.
+
+    PerfkitError                 exit 2
+    ├── UsageError               the command line or an argument makes no sense
+    ├── InputError               one input file cannot be used; the others go on
+    │   ├── UnsupportedInput     readable, but not a format that perfkit knows
+    │   ├── CorruptInput         the format is known and the content is broken
+    │   └── UnsafeInput          refused: bomb, path trick, symbolic link, too deep
+    ├── StoreError               the store cannot be read or written
+    ├── SchemaError              a table does not have the columns its schema promises
+    ├── UnknownHardware          no peak is known; names the override
+    └── GateTripped              exit 1: a --fail-on condition holds
+
+A message says what is wrong and what to do next. `perfkit.cli.main` is the only place where an
+error becomes an exit code.
+"""
+
+from __future__ import annotations
+
+
+class PerfkitError(Exception):
+    """Base of the tree. `next_step` tells the user what to do; it is printed after the message."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, next_step: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.next_step}" if self.next_step else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, self.next_step, self.__dict__)
+
+
+def _rebuild(
+    cls: type[PerfkitError], message: str, next_step: str | None, state: dict[str, object]
+) -> PerfkitError:  # an error crosses process boundaries whole, next step included
+    error = cls.__new__(cls)
+    PerfkitError.__init__(error, message, next_step=next_step)
+    error.__dict__.update(state)
+    return error
+
+
+class UsageError(PerfkitError):
+    """The command line, or an argument of a library function, makes no sense."""
+
+
+class InputError(PerfkitError):
+    """One input cannot be used; the others are still ingested."""
+
+    def __init__(self, message: str, *, path: str, next_step: str | None = None) -> None:
+        super().__init__(message, next_step=next_step)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path}: {super().__str__()}"
+
+
+class UnsupportedInput(InputError):
+    """Readable, but not a format that perfkit knows."""
+
+
+class CorruptInput(InputError):
+    """The format is known and the content is broken."""
+
+
+class UnsafeInput(InputError):
+    """Refused: a decompression bomb, a path trick, a symbolic link, absurd nesting."""
+
+
+class StoreError(PerfkitError):
+    """The store cannot be read or written."""
+
+
+class SchemaError(PerfkitError):
+    """A table lacks what its schema promises."""
+
+
+class UnknownHardware(PerfkitError):
+    """No peak is known for this device; the message names the override."""
+
+
+class GateTripped(PerfkitError):
+    """A `--fail-on` condition holds."""
+
+    exit_code = 1

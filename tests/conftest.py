@@ -1,0 +1,45 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden, then fail once")
+
+
+def real_traces() -> Path | None:
+    """Folder of real traces: $PERFKIT_TRACES, else ../shared/traces beside the checkout."""
+    for folder in (os.environ.get("PERFKIT_TRACES"), ROOT.parent / "shared" / "traces"):
+        if folder and Path(folder).is_dir():
+            return Path(folder)
+    return None
+
+
+@pytest.fixture(scope="session")
+def traces() -> Path:
+    folder = real_traces()
+    if folder is None:
+        pytest.skip("no real traces here (set PERFKIT_TRACES)")
+    return folder
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest):
+    """Compare text with tests/golden/NAME; `--update-golden` rewrites it and fails, so nobody commits it unread."""
+
+    def check(name: str, text: str) -> None:
+        path = ROOT / "tests" / "golden" / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            pytest.fail(f"{path.name} rewritten: read the diff, then run again")
+        assert text == path.read_text()
+
+    return check
