@@ -21,7 +21,7 @@ from types import ModuleType
 import perfkit
 from perfkit.errors import PerfkitError
 
-COMMANDS: tuple[str, ...] = ("ingest", "export", "mfu", "hardware", "store")
+COMMANDS: tuple[str, ...] = ("ingest", "export", "mfu", "store")
 
 
 def load_command(name: str) -> ModuleType:
@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(sub)
-        sub.set_defaults(run=module.run)
+        sub.set_defaults(run_command=module.run)
     return parser
 
 
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        return int(args.run(args))
+        return int(args.run_command(args))
     except PerfkitError as error:
         print(f"perfkit: {error}", file=sys.stderr)
         return error.exit_code

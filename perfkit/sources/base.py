@@ -116,8 +116,11 @@ class Reading(Protocol):
     """An input being read. Iterate once; afterwards `parts` is final."""
 
     parts: list[PartInfo]
-    bytes_read: int
-    """Uncompressed bytes so far, for progress and for MB/s."""
+
+    @property
+    def bytes_read(self) -> int:
+        """Uncompressed bytes so far, for progress and for MB/s."""
+        ...
 
     def __iter__(self) -> Iterator[Chunk]: ...
 

@@ -112,7 +112,7 @@ def _decode(text: str, position: int) -> tuple[Any, int, str]:
             word = _NON_FINITE.match(text, error.pos)
             if word is None or text.startswith(("NaN", "Infinity", "-Infinity"), error.pos):
                 raise
-            text = text[: word.start()] + "NaN".rjust(len(word[0])) + text[word.end() :]
+            text = text[: word.start()] + "NaN".ljust(len(word[0])) + text[word.end() :]
             continue
         if text.count("[", position, after) + text.count("{", position, after) > MAX_DEPTH:
             _check_depth(element, 0)

@@ -1,0 +1,140 @@
+"""Turn trace dumps into parquet tables.
+
+Reads torch.profiler / Kineto traces (.json, .gz, .zst, inside .tar and .zip) and Nsight Systems exports
+(SQLite, parquetdir), chosen by content. A bad file is reported and the others go on. Running the same
+command again changes nothing; after an interruption it goes on where it stopped.
+
+examples:
+  perfkit ingest traces/ --store runs/
+  perfkit ingest rank*.json.gz --store runs/ --cluster prod-a --run llama-8b
+  perfkit ingest dump.tar.gz --store runs/ --format json | jq .rejected
+
+exit codes: 0 fine (also if some files were rejected), 2 if nothing could be ingested
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from perfkit.sources.ingest import IngestReport
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="trace file, folder or archive")
+    parser.add_argument("--store", required=True, metavar="DIR", help="where the tables go (a folder or a URI)")
+    parser.add_argument("--cluster", default="default", help="cluster that the run belongs to (default: %(default)s)")
+    parser.add_argument("--run", help="name of the run (default: the name of the folder or file)")
+    parser.add_argument("--attempt", type=int, default=0, help="restart count of the run (default: 0)")
+    parser.add_argument("--keep-args", action="store_true", help="keep args without a column of their own as JSON text")
+    parser.add_argument("--workers", type=int, help="processes to use (default: all CPUs)")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="output format (default: text)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ingest and print a summary."""
+    from perfkit.sources.ingest import ingest
+
+    show = _Bar() if sys.stderr.isatty() and args.format == "text" else None
+    try:
+        report = ingest(
+            args.paths,
+            store=args.store,
+            cluster=args.cluster,
+            run=args.run,
+            attempt=args.attempt,
+            keep_args=args.keep_args,
+            workers=args.workers,
+            on_progress=show.update if show else None,
+        )
+    finally:
+        if show:
+            show.close()
+    if args.format == "json":
+        print(json.dumps(report.to_json(), indent=2))
+    else:
+        print(render(report))
+    for error in report.rejected:
+        print(f"perfkit: {error}", file=sys.stderr)
+    if not report.files and not report.rejected:
+        print(
+            f"perfkit: nothing to ingest under {', '.join(args.paths)}; name a trace file, a folder or an archive",
+            file=sys.stderr,
+        )
+    return 0 if report.files else 2
+
+
+def render(report: IngestReport) -> str:
+    """Return the summary for a terminal."""
+    new = [file for file in report.files if file.status == "ingested"]
+    same = len(report.files) - len(new)
+    lines = []
+    if new:
+        speed = f", {report.bytes_read / 1e6 / report.seconds:,.0f} MB/s" if report.seconds else ""
+        lines.append(
+            f"ingested {_count(len(new), 'file')}, {_ranks(report)}, "
+            f"{_count(sum(file.num_events for file in new), 'event')}: "
+            f"{report.bytes_read / 1e6:,.1f} MB of trace in {report.seconds:.2f} s{speed}"
+        )
+    if same:
+        lines.append(f"unchanged: {_count(same, 'file')} already in the store")
+    if report.files:
+        lines.append(f"store {report.store}: cluster {report.cluster}, run {report.run}, attempt {report.attempt}")
+    notes: dict[str, list[tuple[str, int, str]]] = {}
+    for file in report.files:
+        for note in file.notes:
+            notes.setdefault(note["kind"], []).append((file.path, note["count"], note["detail"]))
+    for kind, cases in sorted(notes.items()):
+        path, _, detail = cases[0]
+        more = f" (and {len(cases) - 1} more files)" if len(cases) > 1 else ""
+        lines.append(
+            f"note: {kind.replace('_', ' ')}, {sum(count for _, count, _ in cases):,}×: {path}: {detail}{more}"
+        )
+    if report.ignored:
+        example = report.ignored[0]
+        lines.append(f"ignored {_count(len(report.ignored), 'other file')}, such as {example.path}: {example.reason}")
+    if report.rejected:
+        lines.append(f"rejected {_count(len(report.rejected), 'file')}; the reasons follow")
+    if report.files:
+        lines.append(f"next: perfkit store ls {report.store}")
+    return "\n".join(lines)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _ranks(report: IngestReport) -> str:
+    have = len(report.ranks)
+    return f"{have} of {report.world_size} ranks" if report.world_size else _count(have, "rank")
+
+
+class _Bar:
+    """A progress bar on stderr."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("ingest"),
+            BarColumn(),
+            DownloadColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._progress.add_task("ingest", total=None)
+        self._progress.start()
+
+    def update(self, done: int, total: int) -> None:
+        """Show `done` of `total` bytes."""
+        self._progress.update(self._task, completed=done, total=total)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._progress.stop()

@@ -1,0 +1,311 @@
+"""Any supported dump to parquet tables in a store.
+
+    perfkit.ingest(["traces/"], store="runs/") -> IngestReport
+
+Find the inputs, peek at their heads, plan ranks, then read and write group by group on an engine. The
+report says for every file what became of it. Ingesting the same dump again changes nothing, and after
+an interruption the same call goes on where it stopped: what is committed is recognised by its content.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from perfkit.engine.base import Engine
+from perfkit.engine.local import LocalEngine, available_cpus
+from perfkit.errors import InputError, PerfkitError, StoreError, UsageError
+from perfkit.sources.base import Input, PartInfo, ReadOptions
+from perfkit.sources.detect import Ignored, find_inputs
+from perfkit.sources.inputs import Limits
+from perfkit.sources.ranks import PlannedInput, PlannedPart, TimeRange, plan_parts
+from perfkit.sources.work import GroupWork, InputResult, content_key, ingest_group, peek
+from perfkit.store import Store
+from perfkit.store.commits import Commit
+
+_SUFFIXES = re.compile(r"(\.pt)?(\.trace)?\.(json|sqlite|db|tar|zip|tgz)(\.gz|\.zst)?$|\.(gz|zst)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class IngestedFile:
+    """One source file in the store."""
+
+    path: str
+    status: str
+    """`ingested`, or `unchanged` if the store already had it."""
+    ranks: list[int]
+    rank_source: str | None
+    world_size: int | None
+    num_events: int
+    bytes_read: int
+    seconds: float
+    notes: list[dict[str, Any]]
+    """Oddities: kind, count, detail."""
+
+
+@dataclass(slots=True)
+class IngestReport:
+    """What an ingest did."""
+
+    store: str
+    cluster: str
+    run: str
+    attempt: int
+    files: list[IngestedFile] = field(default_factory=list)
+    rejected: list[InputError] = field(default_factory=list)
+    ignored: list[Ignored] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks that the files of this ingest hold."""
+        return sorted({rank for file in self.files for rank in file.ranks})
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks of the job, if a source says so."""
+        return max((file.world_size for file in self.files if file.world_size is not None), default=None)
+
+    @property
+    def num_events(self) -> int:
+        """Events of these files."""
+        return sum(file.num_events for file in self.files)
+
+    @property
+    def bytes_read(self) -> int:
+        """Uncompressed bytes that were read in this ingest."""
+        return sum(file.bytes_read for file in self.files if file.status == "ingested")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of `--format json`."""
+        return {
+            "schema_version": 1,
+            "store": self.store,
+            "cluster": self.cluster,
+            "run": self.run,
+            "attempt": self.attempt,
+            "ranks": self.ranks,
+            "world_size": self.world_size,
+            "events": self.num_events,
+            "seconds": self.seconds,
+            "bytes_read": self.bytes_read,
+            "mb_per_second": self.bytes_read / 1e6 / self.seconds if self.seconds and self.bytes_read else None,
+            "files": [asdict(file) for file in self.files],
+            "rejected": [
+                {"path": error.path, "reason": error.message, "next": error.next_step} for error in self.rejected
+            ],
+            "ignored": [{"path": item.path, "reason": item.reason} for item in self.ignored],
+        }
+
+
+def ingest(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    store: str | os.PathLike[str],
+    cluster: str = "default",
+    run: str | None = None,
+    attempt: int = 0,
+    keep_args: bool = False,
+    workers: int | None = None,
+    engine: Engine | None = None,
+    scanner: str = "auto",
+    limits: Limits | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> IngestReport:
+    """Ingest trace files, folders and archives.
+
+    `run` defaults to the name of the folder or file. `on_progress(done, total)` counts stored bytes.
+    Nothing raises because of one bad file: see `rejected` of the report.
+    """
+    started = time.perf_counter()
+    listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    if not listed:
+        raise UsageError("no paths given", next_step="name a trace file, a folder or an archive")
+    report = IngestReport(os.fspath(store), cluster, run or default_run(listed), attempt)
+    lake = Store(report.store)
+    options = ReadOptions(keep_args=keep_args, scanner=scanner)
+    with tempfile.TemporaryDirectory(prefix="perfkit-") as spool:
+        found = find_inputs(listed, limits=limits, spool=Path(spool))
+        report.rejected, report.ignored = list(found.rejected), found.ignored
+        committed = lake.committed(cluster, report.run, attempt)
+        fresh = _skip_known(found.inputs, committed, options, report)
+        peeked = _peek_all(fresh, report)
+        groups = plan_parts(peeked, committed)
+        runner = engine or LocalEngine(workers)
+        threads = max(1, (workers or available_cpus()) // max(1, len(groups)))
+        options = replace(options, threads=threads)
+        progress = _Progress(fresh, on_progress)
+        for _ in range(2):  # a second round for files that name their rank after the events
+            groups = _run(runner, groups, committed, options, report, progress)
+            if not groups:
+                break
+    if report.files:
+        lake.finalise(cluster, report.run, attempt)
+    report.files.sort(key=lambda file: file.path)
+    report.rejected.sort(key=lambda error: error.path)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def default_run(paths: Sequence[str | os.PathLike[str]]) -> str:
+    """Name a run after what was given: the file without its endings, the folder, or the common folder."""
+    absolute = [Path(path).absolute() for path in paths]
+    if len(absolute) == 1:
+        name = absolute[0].name
+        return _SUFFIXES.sub("", name) or name or "run"
+    return Path(os.path.commonpath(absolute)).name or "run"
+
+
+def _skip_known(
+    inputs: Iterable[Input], committed: Sequence[Commit], options: ReadOptions, report: IngestReport
+) -> list[Input]:
+    """Leave out what the store already holds, and copies of the same content."""
+    by_content: dict[str, list[Commit]] = {}
+    for commit in committed:
+        by_content.setdefault(commit.fingerprint.partition("#")[0], []).append(commit)
+    fresh: list[Input] = []
+    first_path: dict[str, str] = {}
+    for input in inputs:
+        if input.fingerprint in first_path:
+            report.ignored.append(Ignored(input.path, f"same content as {first_path[input.fingerprint]}"))
+            continue
+        first_path[input.fingerprint] = input.path
+        commits = by_content.get(input.fingerprint, [])
+        whole = commits and len(commits) == commits[0].extra.get("parts", 1)
+        if whole and commits[0].fingerprint == content_key(
+            input, int(commits[0].fingerprint.partition("#")[2][:1] or 0), options
+        ):
+            report.files.append(_already_there(input, commits))
+        else:
+            fresh.append(input)
+    return fresh
+
+
+def _already_there(input: Input, commits: Sequence[Commit]) -> IngestedFile:
+    return IngestedFile(
+        path=input.path,
+        status="unchanged",
+        ranks=[commit.rank for commit in commits],
+        rank_source=commits[0].rank_source,
+        world_size=commits[0].world_size,
+        num_events=sum(commit.num_events for commit in commits),
+        bytes_read=int(commits[0].extra.get("bytes_read", 0)),
+        seconds=0.0,
+        notes=[dict(oddity) for commit in commits for oddity in commit.oddities],
+    )
+
+
+def _peek_all(inputs: Iterable[Input], report: IngestReport) -> list[tuple[Input, list[PartInfo]]]:
+    peeked = []
+    for input in inputs:
+        try:
+            parts = peek(input)
+        except InputError as error:
+            report.rejected.append(error)
+        except OSError as error:
+            report.rejected.append(InputError(f"cannot be read: {error.strerror or error}", path=input.path))
+        else:
+            peeked.append((input, parts))
+    return peeked
+
+
+def _run(
+    engine: Engine,
+    groups: list[list[PlannedInput]],
+    committed: Sequence[Commit],
+    options: ReadOptions,
+    report: IngestReport,
+    progress: _Progress,
+) -> list[list[PlannedInput]]:
+    """Work on the groups; returns those that must be planned again."""
+    works = []
+    for group in groups:
+        ranks = {part.rank for item in group for part in item.parts}
+        earlier = tuple(
+            TimeRange(c.rank, c.start_ns, c.end_ns, c.source_path)
+            for c in committed
+            if c.rank in ranks and c.start_ns is not None and c.end_ns is not None
+        )
+        works.append(
+            GroupWork(report.store, report.cluster, report.run, report.attempt, tuple(group), earlier, options)
+        )
+    again: list[tuple[Input, list[PartInfo]]] = []
+    done: list[Commit] = list(committed)
+    for outcome in engine.map(ingest_group, works, cost=lambda work: work.size_bytes, on_progress=progress.read):
+        progress.finished(outcome.item)
+        if outcome.error is not None:
+            error = outcome.error
+            reason = error.message if isinstance(error, PerfkitError) else f"{type(error).__name__}: {error}"
+            for item in outcome.item.inputs:
+                report.rejected.append(InputError(reason, path=item.input.path, next_step="run the same command again"))
+            continue
+        for result in outcome.unwrap():
+            if result.true_ranks is not None:
+                infos = [PartInfo(rank=rank, rank_source="distributedInfo") for rank in result.true_ranks]
+                again.append((result.input, infos))
+            else:
+                _record(result, report)
+    if not again:
+        return []
+    store = Store(report.store)
+    done = store.committed(report.cluster, report.run, report.attempt)
+    return plan_parts(again, done)
+
+
+def _record(result: InputResult, report: IngestReport) -> None:
+    error = result.error
+    if error is None:
+        report.files.append(
+            IngestedFile(
+                path=result.input.path,
+                status="ingested",
+                ranks=result.ranks,
+                rank_source=result.parts[0].rank_source,
+                world_size=result.parts[0].world_size,
+                num_events=sum(part.num_events for part in result.parts),
+                bytes_read=result.bytes_read,
+                seconds=result.seconds,
+                notes=[asdict(oddity) for part in result.parts for oddity in part.oddities.values()],
+            )
+        )
+    elif isinstance(error, InputError):
+        report.rejected.append(error)
+    else:
+        step = error.next_step or (
+            "free some space and run the same command again" if isinstance(error, StoreError) else None
+        )
+        report.rejected.append(InputError(error.message, path=result.input.path, next_step=step))
+
+
+class _Progress:
+    """Turns uncompressed bytes read into stored bytes done, so that a bar has a known end."""
+
+    TYPICAL_RATIO = 15  # of a gzipped Kineto trace
+
+    def __init__(self, inputs: Sequence[Input], callback: Callable[[int, int], None] | None) -> None:
+        self._callback = callback
+        self._total = sum(input.size_bytes for input in inputs)
+        self._done: dict[int, int] = {}
+
+    def read(self, work: GroupWork, increment: int) -> None:
+        packed = any(item.input.compression != "none" for item in work.inputs)
+        have = self._done.get(id(work), 0) + increment // (self.TYPICAL_RATIO if packed else 1)
+        self._done[id(work)] = min(have, work.size_bytes)
+        self._tell()
+
+    def finished(self, work: GroupWork) -> None:
+        self._done[id(work)] = work.size_bytes
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._callback:
+            self._callback(min(sum(self._done.values()), self._total), self._total)
+
+
+__all__ = ["IngestReport", "IngestedFile", "PlannedPart", "default_run", "ingest"]

@@ -1,0 +1,430 @@
+"""Walk a trace file as a stream: top-level keys, then chunks of events, then the keys after them.
+
+    walk = TraceWalk(stream, path, scanner=…, threads=…)
+    walk.read_head()                      # keys before traceEvents, in walk.keys
+    for first, item in walk.scan(plan, then):    # then(ScanResult) -> item runs in the scanning threads
+        ...
+    walk.keys, walk.problem, walk.replaced
+
+Memory is bounded by a few chunks, whatever the size of the file. Chunks are cut where the text between
+two events was seen before, which is only a guess: it lets several chunks be scanned at once. The scan of
+a chunk proves the guess, because it must end exactly at the cut; where it does not, the rest is put in
+front of the next chunk and that one is scanned again. So no layout is assumed, only exploited.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Generic, TypeVar
+
+from perfkit.errors import CorruptInput, UnsupportedInput
+from perfkit.sources.scan import PADDING, Plan, ScanResult, Status, is_utf8, scan_chunk
+
+CHUNK_BYTES = 8 << 20
+MAX_HEAD_BYTES = 256 << 20
+"""Keys before traceEvents (process groups of a large job are megabytes), and keys after it."""
+MAX_EVENT_BYTES = 256 << 20
+"""One event. Beyond this the file is no trace."""
+
+T = TypeVar("T")
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_BETWEEN = re.compile(rb"\s*,\s*\{\s*\"[^\"\\]*\"")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why the walk ended early."""
+
+    kind: str
+    """`truncated` or `invalid_json`."""
+    detail: str
+
+
+@dataclass(slots=True)
+class _Chunk:
+    data: bytearray
+    end: int
+    offset: int
+    """Byte offset in the uncompressed file."""
+
+
+@dataclass(slots=True)
+class _Scanned(Generic[T]):
+    result: ScanResult
+    repaired: bytes | None
+    """The chunk as UTF-8, without padding, if it had to be repaired."""
+    made: T | None
+
+
+class TraceWalk(Generic[T]):
+    """One pass over the bytes of a trace."""
+
+    def __init__(self, stream: BinaryIO, path: str, *, scanner: str = "auto", threads: int = 1) -> None:
+        self.keys: dict[str, Any] = {}
+        """Top-level keys other than traceEvents; complete after `scan`."""
+        self.problem: Problem | None = None
+        self.repeated: list[str] = []
+        """Top-level keys that occur twice; the first one counts."""
+        self.replaced = 0
+        """Bytes that were not UTF-8."""
+        self.bytes_read = 0
+        self._stream, self._path, self._scanner, self._threads = stream, path, scanner, threads
+        self._rest = b""
+        self._offset = 0
+        self._is_list = False
+        self._separator: bytes | None = None
+        self._free: queue.SimpleQueue[bytearray] = queue.SimpleQueue()
+
+    # ------------------------------------------------------------ head and foot
+
+    def read_head(self) -> None:
+        """Read up to the first event; raises if there are no events to come."""
+        data, size = b"", 1 << 16
+        while True:
+            block = self._read(size)
+            data += block
+            ended = len(block) < size
+            if self._parse_head(data, ended=ended):
+                return
+            if len(data) > MAX_HEAD_BYTES:
+                raise CorruptInput(
+                    f"no traceEvents within the first {MAX_HEAD_BYTES >> 20} MiB",
+                    path=self._path,
+                    next_step="give a trace that torch.profiler's export_chrome_trace wrote",
+                )
+            size = len(data) * 2
+
+    def _parse_head(self, data: bytes, *, ended: bool) -> bool:
+        text = data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+        at = _skip_space(text, 0)
+        if at == len(text):
+            if ended:
+                raise CorruptInput("is empty", path=self._path, next_step="export the trace again")
+            return False
+        if text[at] == "[":
+            self._is_list = True
+            return self._start_events(text, at + 1)
+        if text[at] != "{":
+            raise CorruptInput("is not JSON", path=self._path, next_step="give a trace in Chrome's JSON format")
+        found = self._parse_keys(text, at + 1, ended=ended)
+        return found is not None and self._start_events(text, found)
+
+    def _start_events(self, text: str, at: int) -> bool:
+        self._rest = text[at:].encode("utf-8", "surrogateescape")
+        self._offset = self.bytes_read - len(self._rest)
+        return True
+
+    def _parse_keys(self, text: str, at: int, *, ended: bool) -> int | None:
+        """Read `"key": value` pairs into `keys`. Returns where the events start, None to ask for more text."""
+        keys: dict[str, Any] = {}
+        while True:
+            at = _skip_space(text, at)
+            if at < len(text) and text[at] == ",":
+                at = _skip_space(text, at + 1)
+            try:
+                if text[at : at + 1] == "}":
+                    looks = f"it has {', '.join(list(keys)[:5])}" if keys else "it is empty"
+                    raise UnsupportedInput(
+                        f"is JSON without traceEvents ({looks})",
+                        path=self._path,
+                        next_step="give a trace that torch.profiler's export_chrome_trace wrote",
+                    )
+                if at < len(text) and text[at] != '"':
+                    raise CorruptInput(
+                        f"is not JSON: expected a key at byte {self._byte(text, at)}",
+                        path=self._path,
+                        next_step="export the trace again",
+                    )
+                key, at = _DECODER.raw_decode(text, at)
+                at = _skip_space(text, at)
+                if text[at] != ":":
+                    raise CorruptInput(
+                        f"is not JSON: expected ':' at byte {self._byte(text, at)}",
+                        path=self._path,
+                        next_step="export the trace again",
+                    )
+                at = _skip_space(text, at + 1)
+                if key == "traceEvents" and text[at] == "[":
+                    self._keep(keys)
+                    return at + 1
+                value, at = _DECODER.raw_decode(text, at)
+                if at == len(text):
+                    raise IndexError  # a number may go on
+            except (json.JSONDecodeError, IndexError, RecursionError) as error:
+                if not ended:
+                    return None
+                raise CorruptInput(
+                    "ends, or is broken, before its first event", path=self._path, next_step="export the trace again"
+                ) from error
+            if key in keys:
+                self.repeated.append(key)
+            keys.setdefault(key, value)
+
+    def _byte(self, text: str, at: int) -> int:
+        return len(text[:at].encode("utf-8", "surrogateescape"))
+
+    def _keep(self, keys: dict[str, Any]) -> None:
+        self.repeated += [key for key in keys if key in self.keys]
+        self.keys = {**_clean(keys), **self.keys}
+
+    def _parse_foot(self, data: bytes) -> None:
+        """Read the keys after the events; a damaged foot costs its keys only, and is noted."""
+        text = data.decode("utf-8", "replace")
+        at = _skip_space(text, 0)
+        if self._is_list:
+            return
+        keys: dict[str, Any] = {}
+        try:
+            while True:
+                at = _skip_space(text, at)
+                if text[at] == "}":
+                    break
+                if text[at] == ",":
+                    at = _skip_space(text, at + 1)
+                key, at = _DECODER.raw_decode(text, at)
+                at = _skip_space(text, at)
+                if text[at] != ":":
+                    raise IndexError
+                value, at = _DECODER.raw_decode(text, _skip_space(text, at + 1))
+                if key in keys or key == "traceEvents":
+                    self.repeated.append(key)
+                keys.setdefault(key, value)
+        except (json.JSONDecodeError, IndexError, RecursionError):
+            self.problem = Problem(
+                "truncated", "the file ends, or is broken, after its last event; all events are kept"
+            )
+        keys.pop("traceEvents", None)
+        self._keep(keys)
+
+    # ------------------------------------------------------------ events
+
+    def scan(self, plan: Plan, then: Callable[[ScanResult], T], *, base_ns: int = 0) -> Iterator[tuple[int, T]]:
+        """Scan all events; yields (events before it, what `then` makes of it) for each chunk, in order.
+
+        `then` runs in the scanning threads; for a chunk that proves to be cut wrongly it runs again.
+        """
+        foot: bytearray | None = None
+        carried, first, stop = b"", 0, threading.Event()
+        waiting: deque[tuple[_Chunk, Future[_Scanned[T]]]] = deque()
+
+        def work(chunk: _Chunk) -> _Scanned[T]:
+            result, repaired = self._scan_one(chunk, plan, base_ns)
+            made = then(result) if result.num_events or result.not_events else None
+            return _Scanned(result, repaired, made)
+
+        with ThreadPoolExecutor(max(1, self._threads)) as pool:
+            chunks = _prefetch(self._chunks(), stop)
+            more = True
+            try:
+                while more or waiting:
+                    while more and len(waiting) <= self._threads:
+                        chunk = next(chunks, None)
+                        if chunk is None:
+                            more = False
+                        else:
+                            waiting.append((chunk, pool.submit(work, chunk)))
+                    if not waiting:
+                        break
+                    chunk, future = waiting.popleft()
+                    if foot is not None:
+                        foot += memoryview(chunk.data)[: chunk.end]
+                        if len(foot) > MAX_HEAD_BYTES:
+                            break
+                        continue
+                    if carried:
+                        chunk = self._join(carried, chunk)
+                        scanned = work(chunk)
+                    else:
+                        scanned = future.result()
+                    result = scanned.result
+                    if scanned.made is not None:
+                        yield first, scanned.made
+                        first += result.num_events
+                    text = (
+                        memoryview(chunk.data)[: chunk.end]
+                        if scanned.repaired is None
+                        else memoryview(scanned.repaired)
+                    )
+                    if result.status == Status.END:
+                        foot, carried = bytearray(text[result.consumed :]), b""
+                    elif result.status in (Status.BAD, Status.DEEP):
+                        self._note_broken(result, chunk, scanned.repaired is not None)
+                        return
+                    else:
+                        carried = bytes(text[result.consumed :])
+                        if len(carried) > MAX_EVENT_BYTES:
+                            self.problem = Problem(
+                                "invalid_json", f"one event is longer than {MAX_EVENT_BYTES >> 20} MiB"
+                            )
+                            return
+                    if len(chunk.data) == CHUNK_BYTES + PADDING:
+                        self._free.put(chunk.data)
+            finally:
+                stop.set()
+                chunks.close()
+        self._finish(foot, carried)
+
+    def _finish(self, foot: bytearray | None, carried: bytes) -> None:
+        stream_problem = getattr(self._stream, "problem", None)
+        if foot is not None:
+            self._parse_foot(bytes(foot))
+        if stream_problem:
+            self.problem = Problem("truncated", stream_problem)
+        elif foot is None:
+            lost = f"; an unfinished event of {len(carried):,} bytes was lost" if carried.strip() else ""
+            self.problem = Problem("truncated", f"the file ends at byte {self.bytes_read:,} inside traceEvents{lost}")
+
+    def _note_broken(self, result: ScanResult, chunk: _Chunk, repaired: bool) -> None:
+        about = "about " if repaired else ""  # replaced bytes have other lengths
+        why = "is nested too deeply" if result.status == Status.DEEP else "is not JSON"
+        where = chunk.offset + result.consumed
+        self.problem = Problem(
+            "invalid_json", f"the event at {about}byte {where:,} {why}; what follows it was not read"
+        )
+
+    def _scan_one(self, chunk: _Chunk, plan: Plan, base_ns: int) -> tuple[ScanResult, bytes | None]:
+        """Scan a chunk; if it is not UTF-8, scan a repaired copy and return that copy too."""
+        repaired = None
+        data: bytes | bytearray = chunk.data
+        end = chunk.end
+        if not is_utf8(data, 0, end):
+            text = bytes(memoryview(data)[:end]).decode("utf-8", "replace")
+            self.replaced += text.count("\ufffd")
+            repaired = text.encode()
+            data, end = repaired + bytes(PADDING), len(repaired)
+        return scan_chunk(data, 0, end, plan, base_ns=base_ns, scanner=self._scanner), repaired
+
+    def _join(self, carried: bytes, chunk: _Chunk) -> _Chunk:
+        data = bytearray(len(carried) + chunk.end + PADDING)
+        data[: len(carried)] = carried
+        data[len(carried) : len(carried) + chunk.end] = memoryview(chunk.data)[: chunk.end]
+        return _Chunk(data, len(carried) + chunk.end, chunk.offset - len(carried))
+
+    # ------------------------------------------------------------ bytes
+
+    def _read(self, size: int) -> bytes:
+        data = bytearray(size)
+        count = self._stream.readinto(data)  # type: ignore[attr-defined]  # every raw stream has it
+        self.bytes_read += count
+        return bytes(memoryview(data)[:count])
+
+    def _chunks(self) -> Iterator[_Chunk]:
+        """Cut the rest of the stream into chunks that probably end between two events."""
+        tail, offset = self._rest, self._offset
+        self._rest = b""
+        self._separator = _learn_separator(tail)
+        while True:
+            data = self._buffer(len(tail))
+            data[: len(tail)] = tail
+            room = memoryview(data)[len(tail) : len(data) - PADDING]
+            count = self._stream.readinto(room)  # type: ignore[attr-defined]  # every raw stream has it
+            self.bytes_read += count
+            filled = len(tail) + count
+            if count < len(room):
+                yield _Chunk(data, filled, offset)
+                return
+            if self._separator is None:
+                self._separator = _learn_separator(bytes(data[: 1 << 20]))
+            cut = _cut(data, filled, self._separator)
+            tail = bytes(memoryview(data)[cut:filled])
+            yield _Chunk(data, cut, offset)
+            offset += cut
+
+    def _buffer(self, needed: int) -> bytearray:
+        if needed > CHUNK_BYTES // 2:
+            return bytearray(2 * needed + PADDING)
+        try:
+            return self._free.get_nowait()
+        except queue.Empty:
+            return bytearray(CHUNK_BYTES + PADDING)
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_int=lambda digits: int(digits) if len(digits) < 100 else None)
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def _clean(value: Any) -> Any:
+    """Replace what is not text: lone surrogates, and bytes that were not UTF-8."""
+    if isinstance(value, str):
+        return _SURROGATES.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    return {_clean(key): _clean(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _skip_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    assert match is not None  # it matches the empty string
+    return match.end()
+
+
+def _learn_separator(data: bytes) -> bytes | None:
+    """Return the bytes from the end of the first event to the first key of the second, None if there is no second."""
+    start = data.find(b"{")
+    if start < 0:
+        return None
+    text = data[start : start + (1 << 20)].decode("utf-8", "surrogateescape")
+    try:
+        _, end = _DECODER.raw_decode(text)
+    except (json.JSONDecodeError, RecursionError):
+        return None
+    rest = text[end : end + 4096].encode("utf-8", "surrogateescape")
+    between = _BETWEEN.match(rest)
+    return b"}" + between[0] if between else None
+
+
+def _cut(data: bytearray, filled: int, separator: bytes | None) -> int:
+    """Where to end a chunk: after the last event that the separator shows, else anywhere between two characters."""
+    if separator is not None:
+        found = data.rfind(separator, 0, filled)
+        if found > 0:
+            return found + 1
+    cut = filled
+    while cut > filled - 4 and data[cut - 1] & 0xC0 == 0x80:
+        cut -= 1
+    return cut - 1 if cut > 1 and data[cut - 1] >= 0xC0 else filled
+
+
+def _prefetch(items: Iterator[T], stop: threading.Event) -> Generator[T, None, None]:
+    """Produce `items` in a thread, two ahead, so that reading and decompression run beside the scan."""
+    ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(maxsize=2)
+
+    def put(entry: tuple[T | None, BaseException | None]) -> bool:
+        while not stop.is_set():
+            try:
+                ready.put(entry, timeout=0.05)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def produce() -> None:
+        try:
+            for item in items:
+                if not put((item, None)):
+                    return
+            put((None, None))
+        except BaseException as error:
+            put((None, error))
+
+    thread = threading.Thread(target=produce, name="perfkit-read", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = ready.get()
+            if error is not None:
+                raise error
+            if item is None:
+                return
+            yield item
+    finally:
+        stop.set()
+        thread.join()

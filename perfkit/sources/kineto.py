@@ -1,0 +1,278 @@
+"""Kineto and Chrome traces (torch.profiler) to tables.
+
+    peek(input)           -> [PartInfo]       from the keys before the events
+    read(input, options)  -> KinetoReading    iterate for Chunks
+    read_tables(path)     -> {table: pa.Table} one file in memory, with rank and segment columns
+
+One file is one rank. Any valid JSON is read to the same result, whoever wrote or re-dumped it: top level
+object or list, keys in any order, categories old or new. Categories are kept as written; `class` is
+what perfkit makes of them.
+
+`ts` counts microseconds from baseTimeNanoseconds. Some writers put that key after the events: the
+first pass then ends in `RereadNeeded`, and the caller reads again with what was learnt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from perfkit import schema
+from perfkit.errors import InputError
+from perfkit.sources.base import Chunk, Input, PartInfo, ReadOptions
+from perfkit.sources.json_stream import TraceWalk
+from perfkit.sources.kineto_fields import PLAN, PLAN_WITH_ARGS
+from perfkit.sources.kineto_tables import EventPairs, Piece, make_piece, meta_rows, number_events
+
+RANK_IN_NAME = re.compile(
+    r"rank[-_. ]?0*(\d{1,6})(?!\d)|worker[-_]?0*(\d{1,6})(?!\d)|^profile_(\d{1,6})\.|^(\d{1,6})_trace\.", re.IGNORECASE
+)
+"""Ranks in file names: rank3, rank_03, worker7, Accelerate's profile_5.json, Lightning's 2_trace.json."""
+
+
+class RereadNeeded(Exception):
+    """The base time stands after the events: read again with this one."""
+
+    def __init__(self, base_ns: int) -> None:
+        super().__init__(f"baseTimeNanoseconds {base_ns} stands after the events")
+        self.base_ns = base_ns
+
+
+def peek(input: Input) -> list[PartInfo]:
+    """Read the keys before the events."""
+    with closing(input.open()) as stream:
+        walk: TraceWalk[None] = TraceWalk(stream, input.path)
+        walk.read_head()
+    info = PartInfo(source="kineto")
+    _describe(info, walk.keys, input.path)
+    return [info]
+
+
+def read(input: Input, options: ReadOptions, *, base_ns: int | None = None) -> KinetoReading:
+    """Read a trace; `base_ns` overrides the base time (after `RereadNeeded`)."""
+    return KinetoReading(input, options, base_ns)
+
+
+def read_tables(path: str | os.PathLike[str], *, keep_args: bool = False, threads: int = 1) -> dict[str, pa.Table]:
+    """Read one trace file into memory."""
+    from perfkit.sources.detect import find_inputs
+
+    found = find_inputs([path])
+    if len(found.inputs) != 1:
+        raise found.rejected[0] if found.rejected else InputError(f"{len(found.inputs)} traces", path=str(path))
+    input = found.inputs[0]
+    options = ReadOptions(keep_args=keep_args, threads=threads)
+    base_ns = None
+    while True:
+        tables: dict[str, list[pa.Table]] = {}
+        reading = read(input, options, base_ns=base_ns)
+        try:
+            for chunk in reading:
+                tables.setdefault(chunk.table, []).append(chunk.rows)
+        except RereadNeeded as again:
+            base_ns = again.base_ns
+            continue
+        break
+    rank = reading.parts[0].rank or 0
+    return {
+        name: _label(definition, tables.get(name, []), rank)
+        for name, definition in schema.TABLES.items()
+        if definition in schema.TRACE_TABLES
+    }
+
+
+def _label(definition: schema.TableSchema, tables: list[pa.Table], rank: int) -> pa.Table:
+    if not tables:
+        return definition.empty()
+    table = pa.concat_tables(tables).unify_dictionaries()
+    labels = {"rank": rank, "segment": 0}
+    for name, value in labels.items():
+        table = table.append_column(name, pa.repeat(pa.scalar(value, pa.int32()), len(table)))
+    return schema.conform(definition, table)
+
+
+@dataclass
+class KinetoReading:
+    """A trace being read; see `perfkit.sources.base.Reading`."""
+
+    input: Input
+    options: ReadOptions
+    base_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        self.parts = [PartInfo(source="kineto")]
+        self._walk: TraceWalk[Piece] | None = None
+
+    @property
+    def bytes_read(self) -> int:
+        """Uncompressed bytes so far."""
+        return self._walk.bytes_read if self._walk else 0
+
+    def __iter__(self) -> Iterator[Chunk]:
+        with closing(self.input.open()) as stream:
+            walk: TraceWalk[Piece] = TraceWalk(
+                stream, self.input.path, scanner=self.options.scanner, threads=self.options.threads
+            )
+            self._walk = walk
+            walk.read_head()
+            known_base = self.base_ns if self.base_ns is not None else _base_ns(walk.keys)
+            pieces = walk.scan(PLAN_WITH_ARGS if self.options.keep_args else PLAN, make_piece, base_ns=known_base or 0)
+            yield from self._gather(pieces)
+            if known_base is None and _base_ns(walk.keys):
+                raise RereadNeeded(_base_ns(walk.keys) or 0)
+        info = self.parts[0]
+        _describe(info, walk.keys, self.input.path)
+        if walk.problem:
+            info.note(walk.problem.kind, 1, walk.problem.detail)
+        info.note("invalid_utf8", walk.replaced, "replaced by U+FFFD")
+        info.note("duplicate_key", len(walk.repeated), ", ".join(walk.repeated[:5]))
+        yield from _metadata_chunks(walk.keys, info)
+
+    def _gather(self, pieces: Iterable[tuple[int, Piece]]) -> Iterator[Chunk]:
+        """Collect pieces into chunks of about `rows_per_chunk` events."""
+        info, pairs = self.parts[0], EventPairs()
+        held: dict[str, list[pa.Table]] = {}
+        num_rows = 0
+        for first, piece in pieces:
+            number_events(piece, first)
+            for kind, (count, detail) in piece.oddities.items():
+                info.note(kind, count, detail)
+            events = pairs.match(piece.tables["events"], info) if piece.has_pairs else piece.tables["events"]
+            info.num_events += len(events)
+            info.see_times(*_time_range(events))
+            num_rows += len(events)
+            for name, rows in {**piece.tables, "events": events}.items():
+                if len(rows):
+                    held.setdefault(name, []).append(rows)
+            if num_rows >= self.options.rows_per_chunk:
+                yield from _flush(held)
+                num_rows = 0
+        rest = pairs.finish(info)
+        if rest is not None:
+            info.num_events += len(rest)
+            info.see_times(*_time_range(rest))
+            held.setdefault("events", []).append(rest)
+        yield from _flush(held)
+
+
+def _flush(held: dict[str, list[pa.Table]]) -> Iterator[Chunk]:
+    for name, tables in held.items():
+        yield Chunk(0, name, pa.concat_tables(tables).unify_dictionaries() if len(tables) > 1 else tables[0])
+    held.clear()
+
+
+def _time_range(events: pa.Table) -> tuple[int | None, int | None]:
+    starts, durations = events["start_ns"], events["dur_ns"]
+    if starts.null_count == len(starts):
+        return None, None
+    start = starts.to_numpy() if not starts.null_count else starts.fill_null(np.iinfo(np.int64).max).to_numpy()
+    known = np.ones(len(start), bool) if not starts.null_count else starts.is_valid().to_numpy()
+    end = start + np.where(known, durations.fill_null(0).to_numpy(), 0)
+    return int(start[known].min()), int(end[known].max())
+
+
+# ------------------------------------------------------------------ what the top-level keys say
+
+
+def _base_ns(keys: dict[str, Any]) -> int | None:
+    base = keys.get("baseTimeNanoseconds")
+    return base if isinstance(base, int) and not isinstance(base, bool) else None
+
+
+def _int(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None
+
+
+def _describe(info: PartInfo, keys: dict[str, Any], path: str) -> None:
+    """Fill in rank, world size, host and versions."""
+    distributed = keys.get("distributedInfo")
+    distributed = distributed if isinstance(distributed, dict) else {}
+    info.world_size = _int(distributed.get("world_size"))
+    host = keys.get("host_name")
+    info.host = host if isinstance(host, str) and host else None
+    info.synthetic = keys.get("perfkit_synthetic") is True
+    for source in (keys, distributed):
+        for key, value in source.items():
+            if key.endswith("_version") and isinstance(value, (str, int)):
+                info.versions[key] = str(value)
+    named = rank_in_name(path)
+    info.rank = _int(distributed.get("rank"))
+    if info.rank is not None:
+        info.rank_source = "distributedInfo"
+        if named not in (None, info.rank):
+            info.note(
+                "rank_disagrees", 1, f"distributedInfo says {info.rank}, the file name {named}; the former counts"
+            )
+    elif named is not None:
+        info.rank, info.rank_source = named, "file name"
+
+
+def rank_in_name(path: str) -> int | None:
+    """Rank that a file name mentions, None if it mentions none."""
+    match = RANK_IN_NAME.search(Path(path.rpartition("!")[2]).name)
+    return int(next(group for group in match.groups() if group)) if match else None
+
+
+def _metadata_chunks(keys: dict[str, Any], info: PartInfo) -> Iterator[Chunk]:
+    devices = [row for row in _as_list(keys.get("deviceProperties")) if isinstance(row, dict)]
+    rows: list[dict[str, object]] = []
+    for device in devices:
+        number = _int(device.get("id"))
+        if number is None:
+            continue
+        name = device.get("name")
+        memory = device.get("totalGlobalMem")
+        rows.append(
+            {
+                "device": number,
+                "name": name if isinstance(name, str) and name else None,
+                "memory_bytes": memory if isinstance(memory, int) and 0 <= memory < 2**63 else None,
+                "num_sms": _int(device.get("numSms")),
+                "compute_major": _int(device.get("computeMajor")),
+                "compute_minor": _int(device.get("computeMinor")),
+                "properties": json.dumps(device),
+            }
+        )
+    if rows:
+        yield Chunk(0, "device_info", meta_rows(schema.DEVICE_INFO, rows))
+    distributed = keys.get("distributedInfo")
+    groups = _as_list(distributed.get("pg_config")) if isinstance(distributed, dict) else []
+    rows = []
+    for group in groups:
+        if not isinstance(group, dict) or group.get("pg_name") is None:
+            continue
+        ranks = group.get("ranks")
+        whole = isinstance(ranks, list) and all(_int(rank) is not None for rank in ranks)
+        rows.append(
+            {
+                "name": str(group["pg_name"]),
+                "desc": _text(group.get("pg_desc")),
+                "backend": _text(group.get("backend_config") or group.get("backend")),
+                "size": _int(group.get("pg_size", group.get("group_size"))),
+                "ranks": ranks if whole else None,
+            }
+        )
+    if rows:
+        yield Chunk(0, "process_groups", meta_rows(schema.PROCESS_GROUPS, rows))
+
+
+def _as_list(value: Any) -> list[Any]:
+    if isinstance(value, str):  # some writers put JSON text here
+        try:
+            value = json.loads(value)
+        except (json.JSONDecodeError, RecursionError):
+            return []
+    return value if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None or value == "" else str(value)

@@ -1,0 +1,345 @@
+"""One scanned chunk of a Kineto trace to rows of perfkit's tables.
+
+    make_piece(ScanResult)            -> Piece     pure; runs in the scanning threads
+    EventPairs().match(events, info)  -> events    B and E rows become one row each
+
+Columns of numbers are taken over as they are; only the few that need meaning are computed: the class,
+the device and stream of device work that names neither, text tracks, grids. Oddities are counted here,
+because here a null can still be told from a value that did not fit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from perfkit import schema
+from perfkit.analysis.classify import classify_events
+from perfkit.sources.base import PartInfo
+from perfkit.sources.kineto_fields import SIDE_TABLES
+from perfkit.sources.scan import ScanResult
+
+ON_DEVICE = ("compute", "communication", "memcpy", "memset", "sync", "device_range")
+"""Classes whose pid and tid are the device and the stream."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """Rows of one chunk, without rank and segment columns."""
+
+    tables: dict[str, pa.Table]
+    has_pairs: bool = False
+    """There are B or E events to match."""
+    oddities: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+
+def make_piece(result: ScanResult) -> Piece:
+    """Turn scanned columns into rows of tables; event_id counts from the start of the chunk."""
+    scanned = result.groups[0]
+    piece = Piece({})
+    _note_misfits(piece, result)
+    phases = _used(scanned["ph"])
+    collective = np.zeros(result.num_events, bool)
+    for name, batch in zip(SIDE_TABLES, result.groups[1:], strict=True):
+        if batch.num_rows:
+            piece.tables[name] = _side_table(name, batch)
+            if name == "collective_args":
+                named = batch["collective"].is_valid().to_numpy(zero_copy_only=False)
+                collective[batch["event"].to_numpy()[named]] = True
+    events = _events(scanned, collective, piece)
+    if "M" in phases:
+        is_meta = _has_phase(scanned["ph"], "M")
+        piece.tables["tracks"] = _tracks(scanned.filter(is_meta), events.filter(is_meta))
+        events = events.filter(pc.invert(is_meta))
+    if "C" in phases:
+        piece.tables["counters"] = _counters(scanned)
+    _note_missing(piece, events)
+    piece.has_pairs = "B" in phases or "E" in phases
+    piece.tables["events"] = events
+    return piece
+
+
+def number_events(piece: Piece, first: int) -> None:
+    """Make event_id count from the start of the file."""
+    for name, table in piece.tables.items():
+        if first and "event_id" in table.column_names:
+            index = table.column_names.index("event_id")
+            piece.tables[name] = table.set_column(index, "event_id", pc.add(table["event_id"], first))
+
+
+def _used(column: pa.DictionaryArray) -> set[str | None]:
+    return set(column.dictionary.to_pylist())
+
+
+def _has_phase(phase: pa.DictionaryArray, wanted: str) -> pa.Array:
+    """Rows of one phase, by its code: comparing a million strings costs more than scanning them."""
+    codes = phase.indices.fill_null(-1).to_numpy()
+    known = phase.dictionary.to_pylist()
+    return pa.array(codes == known.index(wanted) if wanted in known else np.zeros(len(codes), bool))
+
+
+def _events(scanned: pa.RecordBatch, collective: npt.NDArray[np.bool_], piece: Piece) -> pa.Table:
+    classes = classify_events(scanned["cat"], scanned["name"], collective, scanned["ph"])
+    # device work without these args (gpu_user_annotation, old files) says it by its track
+    numbers = [i for i, name in enumerate(classes.dictionary.to_pylist()) if name in ON_DEVICE]
+    on_device = pc.is_in(classes.indices, pa.array(numbers, classes.indices.type))
+    device = _where_null(scanned["device"], on_device, scanned["pid"])
+    stream = _where_null(scanned["stream"], on_device, scanned["tid"])
+    duration = scanned["dur"]
+    smallest = pc.min(duration).as_py()
+    if smallest is not None and smallest < 0:
+        negative = pc.less(duration, 0).fill_null(False)
+        piece.oddities["negative_dur"] = (pc.sum(negative).as_py(), f"the smallest is {smallest} ns")
+        duration = pc.if_else(negative, None, duration)
+    arrays = {
+        "event_id": pa.array(np.arange(scanned.num_rows)),
+        "phase": scanned["ph"],
+        "category": scanned["cat"],
+        "class": classes,
+        "name": scanned["name"],
+        "start_ns": scanned["ts"],
+        "dur_ns": duration,
+        "device": _to_int32(device, piece),
+        "stream": stream,
+        "pid": scanned["pid"],
+        "tid": scanned["tid"],
+        "track": _track(scanned["pid_text"], scanned["tid_text"]),
+        "correlation": scanned["correlation"],
+        "external_id": scanned["external_id"],
+        "python_id": scanned["python_id"],
+        "python_parent_id": scanned["python_parent_id"],
+        "flow_id": scanned["id"],
+        "bytes": scanned["bytes"],
+    }
+    if "unknown_args" in scanned.schema.names:
+        arrays["args"] = scanned["unknown_args"]
+    return pa.table(arrays)
+
+
+def _where_null(values: pa.Array, mask: pa.Array, other: pa.Array) -> pa.Array:
+    """`other` where `mask` holds and `values` has nothing."""
+    if values.null_count == 0:
+        return values
+    wanted = pc.and_(mask, values.is_null())
+    return pc.if_else(wanted, other, values) if pc.any(wanted).as_py() else values
+
+
+def _to_int32(values: pa.Array, piece: Piece) -> pa.Array:
+    try:
+        return values.cast(pa.int32())
+    except pa.ArrowInvalid:
+        fits = pc.and_(pc.greater_equal(values, -(2**31)), pc.less(values, 2**31))
+        count = pc.sum(pc.invert(fits)).as_py()
+        _add(piece, "integer_out_of_range", count, "device")
+        return pc.if_else(fits, values, None).cast(pa.int32())
+
+
+def _track(pid: pa.DictionaryArray, tid: pa.DictionaryArray) -> pa.Array:
+    """Text of a process or thread that is named, not numbered: `pid`, `tid` or `pid/tid`."""
+    if pid.null_count == len(pid) and tid.null_count == len(tid):
+        return pa.nulls(len(pid), schema.TEXT)
+    names_p, names_t = [None, *pid.dictionary.to_pylist()], [None, *tid.dictionary.to_pylist()]
+    codes = (pid.indices.fill_null(-1).to_numpy() + 1).astype(np.int64) * len(names_t)
+    codes += tid.indices.fill_null(-1).to_numpy() + 1
+    used, inverse = np.unique(codes, return_inverse=True)
+    texts = [
+        "/".join(text for text in (names_p[code // len(names_t)], names_t[code % len(names_t)]) if text) or None
+        for code in used
+    ]
+    return pa.array(texts, pa.utf8()).take(pa.array(inverse)).dictionary_encode()
+
+
+def _side_table(name: str, batch: pa.RecordBatch) -> pa.Table:
+    table = pa.Table.from_batches([batch]).rename_columns(["event_id", *batch.schema.names[1:]])
+    if name == "kernels_meta":
+        for column in ("grid", "block"):
+            for axis, values in zip("xyz", _three_integers(batch[column]), strict=True):
+                table = table.append_column(f"{column}_{axis}", values)
+        table = table.drop_columns(["grid", "block"])
+    return table
+
+
+def _three_integers(texts: pa.DictionaryArray) -> list[pa.Array]:
+    """`[x,y,z]` as three columns; each distinct text is parsed once."""
+    parsed = []
+    for text in texts.dictionary.to_pylist():
+        value = json.loads(text)
+        whole = isinstance(value, list) and len(value) <= 3 and all(type(v) is int and abs(v) < 2**63 for v in value)
+        parsed.append([*value, None, None, None][:3] if whole else [None] * 3)
+    codes = texts.indices
+    return [pa.array([row[axis] for row in parsed], pa.int64()).take(codes) for axis in range(3)]
+
+
+def _tracks(scanned: pa.RecordBatch, events: pa.Table) -> pa.Table:
+    """Metadata events: process_name, thread_name, …; each distinct args text is parsed once."""
+    values = [_meta_value(json.loads(text)) for text in scanned["raw_args"].dictionary.to_pylist()]
+    named = scanned["name"].is_valid()
+    table = pa.table(
+        {
+            "pid": events["pid"],
+            "tid": events["tid"],
+            "track": events["track"],
+            "key": scanned["name"],
+            "value": pa.array(values, pa.utf8()).take(scanned["raw_args"].indices),
+        }
+    )
+    return table.filter(named)
+
+
+def _meta_value(args: dict[str, Any]) -> str | None:
+    value = next((args[key] for key in ("name", "labels", "sort_index") if key in args), None)
+    return value if isinstance(value, str) or value is None else json.dumps(value)
+
+
+def _counters(scanned: pa.RecordBatch) -> pa.Table:
+    """`C` events: one row per series in their args; each distinct args text is parsed once."""
+    rows = scanned.filter(_has_phase(scanned["ph"], "C"))
+    rows = rows.filter(pc.and_(pc.and_(rows["raw_args"].is_valid(), rows["ts"].is_valid()), rows["name"].is_valid()))
+    series: list[list[tuple[str, float]]] = []
+    for text in rows["raw_args"].dictionary.to_pylist():
+        args = json.loads(text)
+        series.append([(key, float(v)) for key, v in args.items() if type(v) in (int, float) and abs(v) < 1e300])
+    codes = rows["raw_args"].indices.to_numpy()
+    flat = [pair for pairs in series for pair in pairs]
+    sizes = np.array([len(pairs) for pairs in series], np.int64)
+    starts = np.cumsum(sizes) - sizes
+    repeat = sizes[codes]
+    row = np.repeat(np.arange(len(codes)), repeat)
+    within = np.arange(len(row)) - np.repeat(np.cumsum(repeat) - repeat, repeat)
+    at = pa.array(starts[codes][row] + within)
+    return pa.table(
+        {
+            "device": rows["device"].take(pa.array(row)).cast(pa.int32(), safe=False),
+            "time_ns": rows["ts"].take(pa.array(row)),
+            "name": rows["name"].take(pa.array(row)),
+            "series": pa.array([key for key, _ in flat], pa.utf8()).take(at),
+            "value": pa.array([value for _, value in flat], pa.float64()).take(at),
+        }
+    )
+
+
+# ------------------------------------------------------------------ oddities
+
+
+def _add(piece: Piece, kind: str, count: int, detail: str) -> None:
+    have = piece.oddities.get(kind)
+    piece.oddities[kind] = (count, detail) if have is None else (have[0] + count, have[1])
+
+
+def _note_misfits(piece: Piece, result: ScanResult) -> None:
+    if result.not_events:
+        _add(piece, "not_an_event", result.not_events, "skipped")
+    for column, count in result.mismatches.items():
+        kind = "time_out_of_range" if column in ("ts", "dur") else "type_mismatch"
+        _add(piece, kind, count, f"first in column {column}")
+    for column, count in result.out_of_range.items():
+        kind = "time_out_of_range" if column in ("ts", "dur") else "integer_out_of_range"
+        _add(piece, kind, count, f"first in column {column}")
+    for column in ("id", "device", "stream"):
+        texts = result.groups[0][f"{column}_text"]
+        if texts.null_count < len(texts):
+            example = texts.drop_null()[0].as_py()
+            _add(piece, "type_mismatch", len(texts) - texts.null_count, f"{column} is text, such as {example[:40]!r}")
+
+
+def _note_missing(piece: Piece, events: pa.Table) -> None:
+    without_start = events["start_ns"].null_count
+    misfits = piece.oddities.get("time_out_of_range", (0, ""))[0]
+    if without_start > misfits:
+        _add(piece, "missing_ts", without_start - misfits, "kept with start_ns null")
+    if events["dur_ns"].null_count:
+        is_interval = _has_phase(events["phase"].combine_chunks(), "X")
+        missing = pc.sum(pc.and_(is_interval, events["dur_ns"].is_null())).as_py() or 0
+        missing -= piece.oddities.get("negative_dur", (0, ""))[0] + misfits
+        if missing > 0:
+            _add(piece, "missing_dur", missing, "kept with dur_ns null")
+
+
+# ------------------------------------------------------------------ B and E
+
+
+class EventPairs:
+    """Matches B and E events across chunks: per thread, in file order, innermost first."""
+
+    def __init__(self) -> None:
+        self._open: pa.Table | None = None
+
+    def match(self, events: pa.Table, info: PartInfo) -> pa.Table:
+        """Return the events with every B whose E has come as one X row; open ones are held back."""
+        phase = events["phase"].cast(pa.utf8())
+        is_pair = pc.is_in(phase, pa.array(["B", "E"]))
+        others, rows = events.filter(pc.invert(is_pair)), events.filter(is_pair)
+        if self._open is not None:
+            rows = pa.concat_tables([self._open, rows])
+        if not len(rows):
+            return events
+        rows = rows.combine_chunks()
+        begin = pc.equal(rows["phase"].cast(pa.utf8()), "B").to_numpy()
+        first, second = _nest(_thread_numbers(rows), begin)
+        pairs = rows.take(pa.array(first))
+        ends = rows["start_ns"].take(pa.array(second))
+        duration = pc.subtract(ends, pairs["start_ns"])
+        negative = pc.sum(pc.less(duration, 0)).as_py() or 0
+        info.note("negative_dur", negative, "an E before its B")
+        duration = pc.if_else(pc.less(duration, 0).fill_null(False), None, duration)
+        pairs = _replace(pairs, "dur_ns", duration)
+        pairs = _replace(pairs, "phase", pa.array(["X"] * len(pairs), pa.utf8()).dictionary_encode())
+        alone = np.ones(len(rows), bool)
+        alone[first] = alone[second] = False
+        self._open = rows.filter(pa.array(alone & begin))
+        strays = rows.filter(pa.array(alone & ~begin))
+        info.note("unmatched_end", len(strays), "kept with dur_ns null")
+        return pa.concat_tables([others, pairs, strays]).unify_dictionaries()
+
+    def finish(self, info: PartInfo) -> pa.Table | None:
+        """Return the events that never ended."""
+        if self._open is None or not len(self._open):
+            return None
+        info.note("unmatched_begin", len(self._open), "kept with dur_ns null")
+        return self._open
+
+
+def _replace(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    index = table.column_names.index(name)
+    return table.set_column(index, table.schema.field(index), values.cast(table.schema.field(index).type))
+
+
+def _thread_numbers(rows: pa.Table) -> npt.NDArray[np.int64]:
+    """Return a number per (pid, tid, track)."""
+    columns = [pc.fill_null(rows[name], -1).to_numpy() for name in ("pid", "tid")]
+    track = pc.fill_null(rows["track"].cast(pa.utf8()), "").combine_chunks().dictionary_encode()
+    columns.append(track.indices.to_numpy())
+    _, inverse = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    return inverse.reshape(-1).astype(np.int64)
+
+
+def _nest(
+    thread: npt.NDArray[np.int64], begin: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Row numbers of matched (begin, end) pairs.
+
+    Within a thread, a begin at depth d is closed by the next end that leaves depth d: rows sorted by
+    (thread, depth, order) put the two next to each other.
+    """
+    order = np.argsort(thread, kind="stable")
+    step = np.where(begin[order], 1, -1)
+    depth = np.cumsum(step)
+    level = np.where(step > 0, depth, depth + 1)
+    by_level = np.lexsort((np.arange(len(order)), level, thread[order]))
+    rows = order[by_level]
+    same = (thread[rows[:-1]] == thread[rows[1:]]) & (level[by_level[:-1]] == level[by_level[1:]])
+    pair = np.flatnonzero(same & begin[rows[:-1]] & ~begin[rows[1:]])
+    return rows[pair], rows[pair + 1]
+
+
+def meta_rows(definition: schema.TableSchema, rows: Iterable[dict[str, object]]) -> pa.Table:
+    """Build a small table without rank and segment columns."""
+    labelled = schema.table_from_rows(definition, [{"rank": 0, "segment": 0, **row} for row in rows])
+    return labelled.drop_columns(["rank", "segment"])

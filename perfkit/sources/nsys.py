@@ -1,0 +1,57 @@
+"""Read Nsight Systems exports: `nsys export` SQLite (schema 2.9 to 3.25) and parquetdir.
+
+    peek(input) -> list[PartInfo]        one part per process with device work, and its rank if the report tells
+    read(input, options) -> Reading      chunks of events, kernels_meta, nvtx_gpu, collective_args, syncs, …
+
+The pieces: nsys_tables (and nsys_sqlite, nsys_parquet) give typed batches of any table, nsys_plan finds
+processes, ranks and the clock, nsys_export turns tables into chunks with nsys_rows, nsys_payload and
+nsys_project, and nsys_recipe reads what NVIDIA's recipes made of a report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+from perfkit.sources.base import Chunk, Input, PartInfo, Reading, ReadOptions
+from perfkit.sources.nsys_export import ExportReader
+from perfkit.sources.nsys_plan import make_plan
+from perfkit.sources.nsys_recipe import RecipeReader, is_recipe, make_parts, plan_ranks
+from perfkit.sources.nsys_tables import open_tables
+
+NSYS_REP_HINT = "run `nsys export --type sqlite --output {stem}.sqlite {path}` and give perfkit the .sqlite file"
+"""What to do with a .nsys-rep, which only nsys can read; format it with `stem` and `path`."""
+
+
+def nsys_rep_hint(path: str) -> str:
+    """Return the exact command that turns a .nsys-rep into something perfkit reads."""
+    return NSYS_REP_HINT.format(stem=path.removesuffix(".nsys-rep").removesuffix(".qdrep"), path=path)
+
+
+def peek(input: Input) -> list[PartInfo]:
+    """Return the parts of an export; reads metadata and the process column of each table."""
+    with closing(open_tables(input.path, input.file)) as tables:
+        return make_parts(plan_ranks(tables)) if is_recipe(tables) else make_plan(tables, input.path).parts
+
+
+def read(input: Input, options: ReadOptions) -> Reading:
+    """Return an iterable of chunks; `parts` is known with the first chunk and final after the last."""
+    return NsysReading(input, options)
+
+
+class NsysReading:
+    """One pass over an export; the file is open only while it is iterated."""
+
+    def __init__(self, input: Input, options: ReadOptions) -> None:
+        self.parts: list[PartInfo] = []
+        self.bytes_read = 0
+        self._input, self._options = input, options
+
+    def __iter__(self) -> Iterator[Chunk]:
+        with closing(open_tables(self._input.path, self._input.file)) as tables:
+            reader = (RecipeReader if is_recipe(tables) else ExportReader)(self._input, self._options, tables)
+            self.parts = reader.parts
+            for chunk in reader:
+                self.bytes_read = int(self._input.size_bytes * reader.done)
+                yield chunk
+        self.bytes_read = self._input.size_bytes

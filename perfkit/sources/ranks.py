@@ -1,0 +1,95 @@
+"""Decide which rank and segment every part of every input becomes.
+
+    plan_parts(peeked, committed) -> [[PlannedInput, …], …]     one list per group of ranks
+
+A rank comes from the source, else from the file name, else the smallest free one is assigned (in the order
+of the paths) and said so. What the store already holds keeps its numbers, so that an interrupted ingest
+goes on with the same ones. Inputs that share a rank are in one group: they are read one after the other,
+because only then can an overlap in time be seen before anything is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from perfkit.sources.base import Input, PartInfo
+from perfkit.store.commits import Commit
+
+MAX_RANK = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPart:
+    """Where one part goes."""
+
+    rank: int
+    segment: int
+    rank_source: str
+    """`distributedInfo`, `file name`, …, or `assigned`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedInput:
+    """An input and where its parts go."""
+
+    input: Input
+    parts: tuple[PlannedPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    """What one committed segment of a rank covers."""
+
+    rank: int
+    start_ns: int
+    end_ns: int
+    path: str
+
+
+def plan_parts(peeked: Sequence[tuple[Input, list[PartInfo]]], committed: Iterable[Commit]) -> list[list[PlannedInput]]:
+    """Give every part a rank and a segment, and group the inputs that share a rank."""
+    next_segment: dict[int, int] = {}
+    for commit in committed:
+        next_segment[commit.rank] = max(next_segment.get(commit.rank, 0), commit.segment + 1)
+    taken = set(next_segment) | {part.rank for _, parts in peeked for part in parts if part.rank is not None}
+    free = (rank for rank in range(MAX_RANK) if rank not in taken)
+    planned = []
+    for input, parts in peeked:
+        placed = []
+        for part in parts:
+            rank, source = (next(free), "assigned") if part.rank is None else (part.rank, part.rank_source or "source")
+            segment = next_segment.get(rank, 0)
+            next_segment[rank] = segment + 1
+            placed.append(PlannedPart(rank, segment, source))
+        planned.append(PlannedInput(input, tuple(placed)))
+    return _group(planned)
+
+
+def _group(planned: list[PlannedInput]) -> list[list[PlannedInput]]:
+    """Put inputs that a common rank connects into one list, in the order given."""
+    leader: dict[int, int] = {}
+
+    def find(rank: int) -> int:
+        while leader.setdefault(rank, rank) != rank:
+            leader[rank] = leader[leader[rank]]
+            rank = leader[rank]
+        return rank
+
+    for item in planned:
+        for part in item.parts[1:]:
+            leader[find(part.rank)] = find(item.parts[0].rank)
+    groups: dict[int, list[PlannedInput]] = {}
+    for item in planned:
+        groups.setdefault(find(item.parts[0].rank), []).append(item)
+    return list(groups.values())
+
+
+def overlapping(info: PartInfo, rank: int, earlier: Iterable[TimeRange]) -> TimeRange | None:
+    """Return an earlier segment of the same rank that covers some of the same time."""
+    if info.start_ns is None or info.end_ns is None:
+        return None
+    for other in earlier:
+        if other.rank == rank and max(info.start_ns, other.start_ns) < min(info.end_ns, other.end_ns):
+            return other
+    return None

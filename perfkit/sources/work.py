@@ -1,0 +1,192 @@
+"""Read one group of inputs and write it to the store: what a worker process does.
+
+    ingest_group(GroupWork) -> [InputResult, …]
+
+A part is committed only when its whole input has been read and nothing speaks against it; everything
+before that is scratch. One input's failure is its own result, never an exception.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from perfkit.engine.base import report_progress
+from perfkit.errors import InputError, PerfkitError
+from perfkit.schema import QUALITY
+from perfkit.sources import kineto
+from perfkit.sources.base import Input, PartInfo, Reading, ReadOptions
+from perfkit.sources.kineto_tables import meta_rows
+from perfkit.sources.ranks import PlannedInput, TimeRange, overlapping
+from perfkit.store import Store
+from perfkit.store.segment import SegmentWriter
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWork:
+    """Inputs that share ranks, and everything needed to write them; picklable."""
+
+    store: str
+    cluster: str
+    run: str
+    attempt: int
+    inputs: tuple[PlannedInput, ...]
+    earlier: tuple[TimeRange, ...]
+    """What the store already holds of these ranks."""
+    options: ReadOptions
+    replace: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Stored bytes of the inputs."""
+        return sum(item.input.size_bytes for item in self.inputs)
+
+
+@dataclass(slots=True)
+class InputResult:
+    """What became of one input."""
+
+    input: Input
+    parts: list[PartInfo] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    segments: list[int] = field(default_factory=list)
+    bytes_read: int = 0
+    seconds: float = 0.0
+    rows: dict[str, int] = field(default_factory=dict)
+    error: PerfkitError | None = None
+    true_ranks: list[int] | None = None
+    """The source names these ranks only after its events: plan again and read again."""
+
+
+def reader_of(input: Input):  # type: ignore[no-untyped-def]  # a module with peek and read
+    """Return the source module that reads an input."""
+    if input.kind == "kineto":
+        return kineto
+    from perfkit.sources import nsys
+
+    return nsys
+
+
+def peek(input: Input) -> list[PartInfo]:
+    """Peek into an input with its own source."""
+    parts: list[PartInfo] = reader_of(input).peek(input)
+    return parts
+
+
+def content_key(input: Input, part: int, options: ReadOptions) -> str:
+    """Identity of what a part becomes: the source's bytes, and the options that change the rows."""
+    return f"{input.fingerprint}#{part}" + ("+args" if options.keep_args else "")
+
+
+def ingest_group(work: GroupWork) -> list[InputResult]:
+    """Ingest the inputs of a group in order."""
+    store = Store(work.store)
+    covered = list(work.earlier)
+    results = []
+    for item in work.inputs:
+        started = time.perf_counter()
+        result = InputResult(item.input, ranks=[p.rank for p in item.parts], segments=[p.segment for p in item.parts])
+        try:
+            _ingest_one(store, work, item, covered, result)
+        except PerfkitError as error:
+            result.error = error
+        except (OSError, pa.ArrowException, MemoryError) as error:
+            result.error = InputError(
+                f"{type(error).__name__}: {error}", path=item.input.path, next_step="the other files are not affected"
+            )
+        result.seconds = time.perf_counter() - started
+        results.append(result)
+    return results
+
+
+def _ingest_one(
+    store: Store, work: GroupWork, item: PlannedInput, covered: list[TimeRange], result: InputResult
+) -> None:
+    base_ns: int | None = None
+    while True:
+        writers = [
+            store.writer(
+                work.cluster,
+                work.run,
+                work.attempt,
+                rank=part.rank,
+                segment=part.segment,
+                fingerprint=content_key(item.input, number, work.options),
+                replace=work.replace,
+                background=work.options.threads > 1,
+            )
+            for number, part in enumerate(item.parts)
+        ]
+        try:
+            if item.input.kind == "kineto":
+                reading: Reading = kineto.read(item.input, work.options, base_ns=base_ns)
+            else:
+                reading = reader_of(item.input).read(item.input, work.options)
+            try:
+                _copy(reading, writers, result)
+            except kineto.RereadNeeded as again:
+                base_ns = again.base_ns
+                continue
+            _check_and_commit(reading, writers, item, covered, result)
+            return
+        finally:
+            for writer in writers:
+                writer.abort()  # does nothing after a commit
+
+
+def _copy(reading: Reading, writers: Sequence[SegmentWriter], result: InputResult) -> None:
+    result.rows = {}
+    seen = 0
+    for part, table, rows in reading:
+        writers[part].write(table, rows)
+        result.rows[table] = result.rows.get(table, 0) + len(rows)
+        report_progress(reading.bytes_read - seen)
+        seen = reading.bytes_read
+    report_progress(reading.bytes_read - seen)
+    result.bytes_read = reading.bytes_read
+    result.parts = reading.parts
+
+
+def _check_and_commit(
+    reading: Reading,
+    writers: Sequence[SegmentWriter],
+    item: PlannedInput,
+    covered: list[TimeRange],
+    result: InputResult,
+) -> None:
+    path = item.input.path
+    true_ranks = [
+        planned.rank if info.rank is None else info.rank
+        for info, planned in zip(reading.parts, item.parts, strict=True)
+    ]
+    if true_ranks != [part.rank for part in item.parts]:
+        result.true_ranks = true_ranks
+        return
+    if not sum(info.num_events for info in reading.parts):
+        first = next((o.detail for info in reading.parts for o in info.oddities.values()), "it holds no events")
+        raise InputError(f"nothing could be read: {first}", path=path, next_step="export the trace again")
+    for info, planned in zip(reading.parts, item.parts, strict=True):
+        other = overlapping(info, planned.rank, covered)
+        if other is not None:
+            raise InputError(
+                f"claims rank {planned.rank}, as {other.path} does, and both cover the same time; not merged",
+                path=path,
+                next_step="ingest it as a run of its own with --run NAME",
+            )
+    for writer, info, planned in zip(writers, reading.parts, item.parts, strict=True):
+        if planned.rank_source == "file name":
+            info.note("rank_from_file_name", 1, f"rank {planned.rank} was taken from the file name")
+        elif planned.rank_source == "assigned":
+            info.note("rank_assigned", 1, f"the source names no rank; perfkit assigned {planned.rank}")
+        info.rank_source = planned.rank_source
+        oddities = [
+            {"path": path, "kind": oddity.kind, "count": oddity.count, "detail": oddity.detail}
+            for oddity in info.oddities.values()
+        ]
+        writer.write("quality", meta_rows(QUALITY, oddities))
+        writer.commit(info, source_path=path, extra={"parts": len(item.parts), "bytes_read": reading.bytes_read})
+        if info.start_ns is not None and info.end_ns is not None:
+            covered.append(TimeRange(planned.rank, info.start_ns, info.end_ns, path))
