@@ -34,6 +34,7 @@ QUALITY_KINDS: dict[str, str] = {
     "unmatched_begin": "B events without an E; kept with dur_ns null",
     "unmatched_end": "E events without a B; kept with dur_ns null",
     "duplicate_key": "a top-level key that occurs twice; the first one counts",
+    "no_base_time": "times are relative to an unknown origin; they cannot be compared with other files",
     "rank_assigned": "the source names no rank; perfkit assigned one",
     "rank_from_file_name": "the rank was taken from the file name",
     "rank_disagrees": "two places name different ranks",

@@ -117,6 +117,11 @@ class TraceWalk(Generic[T]):
         found = self._parse_keys(text, at + 1, ended=ended)
         return found is not None and self._start_events(text, found)
 
+    @property
+    def first_bytes(self) -> bytes:
+        """Some bytes of the first events, between `read_head` and `scan`."""
+        return self._rest[: 1 << 16]
+
     def _start_events(self, text: str, at: int) -> bool:
         self._rest = text[at:].encode("utf-8", "surrogateescape")
         self._offset = self.bytes_read - len(self._rest)

@@ -8,8 +8,9 @@ One file is one rank. Any valid JSON is read to the same result, whoever wrote o
 object or list, keys in any order, categories old or new. Categories are kept as written; `class` is
 what perfkit makes of them.
 
-`ts` counts microseconds from baseTimeNanoseconds. Some writers put that key after the events: the
-first pass then ends in `RereadNeeded`, and the caller reads again with what was learnt.
+`ts` counts microseconds from baseTimeNanoseconds, which many versions write after the events. Where times
+look relative, the end of the file is searched for it first (a decompression at most). That is only a
+guess: if the keys say otherwise in the end, `RereadNeeded` tells the caller to read again.
 """
 
 from __future__ import annotations
@@ -39,11 +40,18 @@ RANK_IN_NAME = re.compile(
 """Ranks in file names: rank3, rank_03, worker7, Accelerate's profile_5.json, Lightning's 2_trace.json."""
 
 
+RELATIVE_BELOW_US = 10**14
+"""Timestamps from 1973 or before are relative to a base; absolute ones are sixteen digits long."""
+TAIL_BYTES = 1 << 16
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
+_FIRST_TS = re.compile(rb'"ts"\s*:\s*"?(-?\d+)')
+
+
 class RereadNeeded(Exception):
-    """The base time stands after the events: read again with this one."""
+    """The base time is another than the one that was used: read again with this one."""
 
     def __init__(self, base_ns: int) -> None:
-        super().__init__(f"baseTimeNanoseconds {base_ns} stands after the events")
+        super().__init__(f"baseTimeNanoseconds {base_ns} was found after the events")
         self.base_ns = base_ns
 
 
@@ -124,13 +132,18 @@ class KinetoReading:
             )
             self._walk = walk
             walk.read_head()
-            known_base = self.base_ns if self.base_ns is not None else _base_ns(walk.keys)
-            pieces = walk.scan(PLAN_WITH_ARGS if self.options.keep_args else PLAN, make_piece, base_ns=known_base or 0)
+            base_ns = self.base_ns if self.base_ns is not None else _base_ns(walk.keys)
+            relative = base_ns is None and _looks_relative(walk.first_bytes)
+            if relative:
+                base_ns = _base_in_tail(self.input)
+            pieces = walk.scan(PLAN_WITH_ARGS if self.options.keep_args else PLAN, make_piece, base_ns=base_ns or 0)
             yield from self._gather(pieces)
-            if known_base is None and _base_ns(walk.keys):
+            if (_base_ns(walk.keys) or 0) != (base_ns or 0) and walk.problem is None:
                 raise RereadNeeded(_base_ns(walk.keys) or 0)
         info = self.parts[0]
         _describe(info, walk.keys, self.input.path)
+        if relative and base_ns is None:
+            info.note("no_base_time", 1, "timestamps are relative and the file does not say to what")
         if walk.problem:
             info.note(walk.problem.kind, 1, walk.problem.detail)
         info.note("invalid_utf8", walk.replaced, "replaced by U+FFFD")
@@ -186,6 +199,26 @@ def _time_range(events: pa.Table) -> tuple[int | None, int | None]:
 def _base_ns(keys: dict[str, Any]) -> int | None:
     base = keys.get("baseTimeNanoseconds")
     return base if isinstance(base, int) and not isinstance(base, bool) else None
+
+
+def _looks_relative(first_bytes: bytes) -> bool:
+    stamps = _FIRST_TS.findall(first_bytes)
+    return bool(stamps) and int(max(stamps, key=len)[:19]) < RELATIVE_BELOW_US
+
+
+def _base_in_tail(input: Input) -> int | None:
+    """Find the base time in the last bytes of the file; None if it is not there."""
+    with closing(input.open()) as stream:
+        if input.compression == "none" and input.member is None and input.size_bytes > TAIL_BYTES:
+            with input.file.open("rb") as file:
+                file.seek(-TAIL_BYTES, os.SEEK_END)
+                tail = file.read()
+        else:
+            buffer, tail = bytearray(1 << 20), b""
+            while count := stream.readinto(buffer):  # type: ignore[attr-defined]  # every raw stream has it
+                tail = (tail + bytes(memoryview(buffer)[:count]))[-TAIL_BYTES:]
+    found = _BASE.search(tail)
+    return int(found[1]) if found else None
 
 
 def _int(value: Any) -> int | None:
