@@ -14,9 +14,7 @@ A file that the user names is rejected if it is no trace; the same file met insi
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import importlib
 import os
 import re
 import sqlite3
@@ -262,12 +260,9 @@ def _shown(head: bytes) -> str:
 
 
 def _nsys_rep_hint(path: str) -> str:
-    with contextlib.suppress(ImportError):
-        hint = getattr(importlib.import_module("perfkit.sources.nsys"), "NSYS_REP_HINT", None)
-        if isinstance(hint, str) and "{" not in hint:
-            return hint
-    stem = path.removesuffix(".nsys-rep")
-    return f"run `nsys export --type sqlite --output {stem}.sqlite {path}` and give perfkit the .sqlite file"
+    from perfkit.sources.nsys import NSYS_REP_HINT  # only then: nsys.py imports what SQLite and parquet need
+
+    return NSYS_REP_HINT.format(stem=path.removesuffix(".nsys-rep"), path=path)
 
 
 # --- where files are -------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ class ExportReader:
         if table == NVTX and extras:
             extras = sorted({*extras, "domain"})
         batches = self._tables.scan(
-            table, ints=columns, texts=texts, blobs=blobs, extras=extras, rows=min(65_536, self._options.rows_per_chunk)
+            table, ints=columns, texts=texts, blobs=blobs, extras=extras, rows=min(16_384, self._options.rows_per_chunk)
         )
         make = {SYNC: self._sync, RUNTIME: self._call, GPU_MEMORY: self._memory, NVTX: self._nvtx}
         for whole in batches:
@@ -198,9 +198,12 @@ class ExportReader:
         self._pending.setdefault((index, schema.name), []).append(shape(schema, columns))
 
     def _flush(self, at_least: int) -> Iterator[Chunk]:
-        for (index, name), tables in list(self._pending.items()):
-            if sum(map(len, tables)) >= at_least:
-                del self._pending[index, name]
+        """Pass on what is large enough, and everything if many parts together hold too much."""
+        sizes = {key: sum(map(len, tables)) for key, tables in self._pending.items()}
+        too_much = sum(sizes.values()) > 2 * at_least
+        for (index, name), size in sizes.items():
+            if size >= at_least or too_much:
+                tables = self._pending.pop((index, name))
                 yield Chunk(index, name, pa.concat_tables(tables).unify_dictionaries().combine_chunks())
 
     def _events(self, index: int, batch: Batch, extras: list[str], **columns: pa.Array) -> pa.Array:

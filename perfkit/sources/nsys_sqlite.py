@@ -10,6 +10,7 @@ costs as much as reading the file, and damage shows up while reading anyway; wha
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sqlite3
@@ -51,6 +52,18 @@ def _authorize(action: int, first: str | None, second: str | None, database: str
 
 def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep the garbage collector from walking the rows of a batch again and again; none of them is garbage yet."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextmanager
@@ -181,13 +194,14 @@ class SqliteTables:
             cursor = self._db.execute(query)
         while True:
             fetched: list[tuple[Any, ...]] = []
-            with _noting(broken, table):
+            with _collector_paused(), _noting(broken, table):
                 fetched.extend(islice(cursor, fetch))  # unlike fetchmany, keeps the rows before an error
             if not fetched:
                 break
             batch = Batch(len(fetched), {})
-            for (name, kind), values in zip(kinds.items(), zip(*fetched, strict=True), strict=True):
-                batch.columns[name] = _to_arrow(values, kind, f"{table}.{name}", batch.oddities)
+            with _collector_paused():
+                for (name, kind), values in zip(kinds.items(), zip(*fetched, strict=True), strict=True):
+                    batch.columns[name] = _to_arrow(values, kind, f"{table}.{name}", batch.oddities)
             yield batch
             if broken:
                 break

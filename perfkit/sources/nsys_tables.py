@@ -94,10 +94,12 @@ class Tables(Protocol):
 
 
 def rows_of(tables: Tables, table: str, *, ints: Sequence[str] = (), texts: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Return a small table (metadata, never events) as dicts; at most 100,000 rows."""
+    """Return a small table (metadata, never events) as dicts with all the given keys; at most 100,000 rows."""
     rows: list[dict[str, Any]] = []
     for batch in tables.scan(table, ints=ints, texts=texts):
-        rows += pa.table(batch.columns).to_pylist() if batch.columns else []
+        if batch.num_rows:
+            columns = {name: batch.array(name) for name in (*ints, *texts)}
+            rows += pa.table(columns).to_pylist()
         if len(rows) > 100_000:
             break
     return rows

@@ -1,0 +1,56 @@
+# Two commands do everything on a fresh machine, each making its own .venv:
+#   make demo    the main job on embedded data
+#   make test    lint, types and the test suite (a few minutes on 2 cores)
+# The rest is for development and CI.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+TEST_TIMEOUT ?= 900
+
+.PHONY: demo test test-slow lint format docs bench clean
+
+# the core only: what `pip install perfkit` gives
+$(VENV)/core: pyproject.toml setup.py constraints.txt perfkit/sources/_scan.c
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --constraint constraints.txt --editable .
+	touch $@
+
+# torch is pinned on the command line: an open range would fetch several GB of CUDA packages
+$(VENV)/dev: $(VENV)/core
+	$(PIP) install --constraint constraints.txt torch==2.13.0
+	$(PIP) install --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+demo: $(VENV)/core
+	rm -rf out/demo
+	$(BIN)/perfkit ingest sample_traces --store out/demo
+	@echo
+	$(BIN)/perfkit store ls out/demo
+
+test: $(VENV)/dev lint
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/dev
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/core
+	$(BIN)/python -m perfkit.schema
+
+bench: $(VENV)/dev
+	$(BIN)/python benchmarks/ingest.py
+
+clean:
+	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name '__pycache__' -type d -prune -exec rm -rf {} +
+	find perfkit -name '*.so' -delete

@@ -1,0 +1,458 @@
+"""Copy a Kineto trace without what identifies its owner: hosts, users, paths, own functions and models.
+
+    redact_trace(source, target, salt=None) -> RedactionReport
+
+Default deny. A string stays only if it is known to come from a public library or from the profiler itself;
+every other string, and every unknown key, becomes a token such as `fn_3fa9c1d204`. Tokens are keyed hashes:
+the same name gives the same token within one export (and across exports with the same salt), and nobody
+without the salt can test a guess. Numbers, times and shapes are copied byte for byte.
+
+The text is rewritten string by string as it streams past, never parsed and written anew: ns digits,
+64-bit integers and layout survive, memory stays flat, and a cut trace gives a cut copy. What is between the
+strings is checked to be JSON, so that nothing can hide there. Afterwards the copy is read again, and is
+deleted if one of the hashed names is still in it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import io
+import json
+import os
+import re
+import secrets
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+from isal import isal_zlib
+
+from perfkit.errors import CorruptInput, PerfkitError, UnsupportedInput, UsageError
+from perfkit.redact_names import (
+    ALWAYS_HASHED,
+    BUILTIN_OWNERS,
+    KEY_KINDS,
+    KNOWN_KEYS,
+    LIBRARY_NAME,
+    METRIC_KEY,
+    MODULES,
+    NAME_KEYS,
+    NAMESPACES,
+    OPTIMIZERS,
+    PACKAGES,
+    PLAIN,
+    SAFE_STRINGS,
+    STDLIB,
+    STDLIB_PACKAGES,
+    SYMBOL_WORD,
+    TORCH_FUNCTIONS,
+    VERSION,
+    VERSION_KEYS,
+)
+from perfkit.sources.detect import find_inputs
+from perfkit.sources.inputs import SliceStream, decompress
+
+CHUNK_BYTES = 4 << 20
+MAX_STRING_BYTES = 64 << 20
+
+_FRAME = re.compile(r"(?P<file>.*?\.pyx?|<[^<>]*>)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
+_PACKAGE_ROOT = re.compile(r".*(?:site-packages|dist-packages|/python\d\.\d+)/", re.DOTALL)
+_MODULE = re.compile(r"nn\.Module: (\w+?)((?:_\d+)?)")
+_OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)#(\w+)\.(step|zero_grad)")
+_BUILTIN = re.compile(r"<built-in (function|method) (\w+)(?: of ([\w.]+) object at (0x[0-9a-fA-F]+))?>")
+_GRAPH = re.compile(r"## Call CompiledFxGraph (\w+) ##")
+_QUALIFIED = re.compile(r"(?:::)?\w*[^\W\d]\w*(?:::(?:\w*[^\W\d]\w*|\(anonymous namespace\)))*")
+_FUNCTION = re.compile(r"__\w+__|<module>|<lambda>|<listcomp>|<dictcomp>|<genexpr>|<setcomp>|forward|backward|step")
+
+
+@dataclass(slots=True)
+class RedactionReport:
+    """What was hashed."""
+
+    source: str
+    target: str
+    names: dict[str, int] = field(default_factory=dict)
+    """Distinct names hashed, by kind."""
+    occurrences: dict[str, int] = field(default_factory=dict)
+    """How often, by kind."""
+    strings_kept: int = 0
+    """Distinct strings that stayed."""
+    bytes_in: int = 0
+    bytes_out: int = 0
+    problem: str | None = None
+    """What is wrong with the source, if it is cut or broken; so is the copy, then."""
+    strings_checked: int = 0
+    """Distinct strings of the copy in which every hashed name was looked for, and not found."""
+
+
+class Redactor:
+    """Decides, string by string, what stays and what becomes a token; remembers both."""
+
+    def __init__(self, salt: bytes | None = None) -> None:
+        self._salt = salt or secrets.token_bytes(32)
+        self._tokens: dict[tuple[str, str], str] = {}
+        self._owners: dict[str, tuple[str, str]] = {}
+        self._kinds: list[str] = []
+        self.kept: set[str] = set()
+        self.kept_parts: set[str] = set()
+        """Library names inside strings that were hashed in part."""
+
+    @property
+    def hashed(self) -> list[str]:
+        """Every name that was replaced by a token."""
+        return [name for _, name in self._tokens]
+
+    def names_by_kind(self) -> dict[str, int]:
+        """Distinct names hashed, by kind."""
+        return dict(sorted(Counter(kind for kind, _ in self._tokens).items()))
+
+    def token(self, kind: str, name: str) -> str:
+        """Return the token of a name: keyed, stable, and never shared by two names."""
+        self._kinds.append(kind)
+        key = (kind, name)
+        if key not in self._tokens:
+            digest = hashlib.blake2b(f"{kind}\0{name}".encode("utf-8", "surrogatepass"), key=self._salt).hexdigest()
+            length = 10
+            while self._owners.get(token := f"{kind}_{digest[:length]}", key) != key:
+                length += 2
+            self._tokens[key] = token
+            self._owners[token] = key
+        return self._tokens[key]
+
+    def key(self, key: str) -> tuple[str, tuple[str, ...]]:
+        """Return what becomes of a key, and the kinds of names hashed in it."""
+        if key in KNOWN_KEYS or METRIC_KEY.fullmatch(key):
+            return key, ()
+        return self.token("key", key), ("key",)
+
+    def value(self, key: str, value: str) -> tuple[str, tuple[str, ...]]:
+        """Return what becomes of a string under `key`, and the kinds of names hashed in it."""
+        self._kinds.clear()
+        new = self._decide(key, value)
+        if new == value:
+            self.kept.add(value)
+        return new, tuple(self._kinds)
+
+    def entry(self, key: bytes, separator: bytes, value: bytes | None) -> tuple[bytes, tuple[str, ...]]:
+        """Redact JSON text: a key and the string under it, or, without a separator, only that string."""
+        name = _text_of(key)
+        text = b""
+        kinds: tuple[str, ...] = ()
+        if separator:
+            new_key, kinds = self.key(name)
+            text = (key if new_key == name else json.dumps(new_key).encode()) + separator
+        if value is not None:
+            old = _text_of(value)
+            new, more = self.value(name, old)
+            text += value if new == old else json.dumps(new).encode()
+            kinds += more
+        return text, kinds
+
+    def _decide(self, key: str, value: str) -> str:
+        if value == "":
+            return value
+        if not (key in KNOWN_KEYS or METRIC_KEY.fullmatch(key)):
+            return self.token("text", value)
+        if key in ALWAYS_HASHED:
+            return self.token(KEY_KINDS[key], value)
+        if key == "Call stack":
+            return ";".join(self._frame(frame) if frame else "" for frame in value.split(";"))
+        if value in SAFE_STRINGS or PLAIN.fullmatch(value):
+            return value
+        if VERSION_KEYS.fullmatch(key) and VERSION.fullmatch(value):
+            return value
+        if key in NAME_KEYS:
+            return self._name(value)
+        if LIBRARY_NAME.fullmatch(value) and key in ("pid", "tid", "labels", "cuda_sync_kind", "kind"):
+            return value
+        return self.token(KEY_KINDS.get(key, "text"), value)
+
+    def _name(self, name: str) -> str:
+        if name in SAFE_STRINGS or LIBRARY_NAME.fullmatch(name):
+            return name
+        if match := _MODULE.fullmatch(name):
+            known = match[1] in MODULES
+            return name if known else f"nn.Module: {self.token('module', match[1])}{match[2]}"
+        if match := _OPTIMIZER.fullmatch(name):
+            known = match[2] in OPTIMIZERS
+            return name if known else f"Optimizer.{match[1]}#{self.token('class', match[2])}.{match[3]}"
+        if match := _GRAPH.fullmatch(name):
+            return f"## Call CompiledFxGraph {self.token('graph', match[1])} ##"
+        if _FRAME.fullmatch(name) or name.startswith("<"):
+            return self._frame(name)
+        if "/" in name and "::" not in name:
+            return self.token("path", name)
+        if "::" in name or "<" in name or name.startswith("void ") or re.fullmatch(r"\w+", name):
+            return self._symbol(name)
+        return self.token("label", name)
+
+    def _frame(self, text: str) -> str:
+        """Redact one Python frame, `file.py(12): function`, or a built-in."""
+        if match := _FRAME.fullmatch(text):
+            file, line, function = match["file"], match["line"], match["function"]
+            inside = _PACKAGE_ROOT.sub("", file)
+            root, _, rest = inside.partition("/")
+            is_library = root in PACKAGES and rest != ""
+            is_standard = root in STDLIB_PACKAGES if rest else root.removesuffix(".py") in STDLIB
+            if ".." in inside:
+                is_library = is_standard = False
+            if is_library or is_standard or re.fullmatch(r"<frozen [\w.]+>", file):
+                return self._part(f"{inside}({line}): {function}")
+            shown = function if _FUNCTION.fullmatch(function) else self.token("fn", function)
+            return f"{self.token('file', file)}.py({line}): {shown}"
+        if match := _BUILTIN.fullmatch(text):
+            kind, function, owner, address = match.groups()
+            is_public = owner is not None and owner.split(".")[0] in BUILTIN_OWNERS | PACKAGES
+            if not (is_public or hasattr(builtins, function) or function in TORCH_FUNCTIONS):
+                function = self.token("fn", function)
+            if owner is None:
+                return self._part(f"<built-in {kind} {function}>")
+            if not (is_public or owner == "type"):
+                owner = self.token("class", owner)
+            return self._part(f"<built-in {kind} {function} of {owner} object at {address}>")
+        return self.token("fn", text)
+
+    def _part(self, text: str) -> str:
+        self.kept_parts.add(text)
+        return text
+
+    def _symbol(self, symbol: str) -> str:
+        """Redact a C++ symbol: what a library's namespace qualifies stays, and so do built-in types."""
+
+        def redact(match: re.Match[str]) -> str:
+            word = match.group()
+            root = word.removeprefix("::").partition("::")[0]
+            is_library = NAMESPACES.fullmatch(root) and "::" in word
+            if is_library or SYMBOL_WORD.fullmatch(word.removeprefix("::")):
+                return self._part(word)
+            return ("::" if word.startswith("::") else "") + self.token("symbol", word.removeprefix("::"))
+
+        return _QUALIFIED.sub(redact, symbol)
+
+
+# --- the text --------------------------------------------------------------------------------------
+
+_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+_ENTRY = re.compile(rb"(" + _STRING + rb"(?:\s*:\s*(?:" + _STRING + rb")?)?)", re.DOTALL)
+"""A key with its string, a key alone, or a string in a list."""
+_PARTS = re.compile(rb"(" + _STRING + rb")(?:(\s*:\s*)(" + _STRING + rb")?)?", re.DOTALL)
+_GAP_DROPPED = b" \t\r\n0123456789+-.eE,:[]{}"
+_GAP_WORDS = re.compile(rb"(?:tru|fals|null|NaN|Infinity)*")
+
+
+def _text_of(token: bytes) -> str:
+    if b"\\" not in token:
+        try:
+            return token[1:-1].decode()
+        except UnicodeDecodeError:
+            return token[1:-1].decode("utf-8", "backslashreplace") + "\0"  # never equal to a known string
+    try:
+        return str(json.loads(token.decode("utf-8", "backslashreplace"), strict=False))
+    except ValueError:
+        return token.decode("utf-8", "backslashreplace") + "\0"
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes | None: ...
+
+
+def _pieces(source: _Readable, path: str) -> Iterator[list[bytes]]:
+    """Cut the text into lists of (text between, entry, text between, entry, …, text between).
+
+    An entry at the end of a block waits for the next one: its colon or value may be there. The unfinished
+    string at the end of a cut source is left out.
+    """
+    held = b""
+    while block := source.read(CHUNK_BYTES):
+        pieces = _ENTRY.split(held + block)
+        held = b"".join(pieces[-2:])
+        if len(held) > MAX_STRING_BYTES:
+            raise CorruptInput(f"{MAX_STRING_BYTES:,} bytes without a string", path=path, next_step="is it a trace?")
+        yield [*pieces[:-2], b""][: max(1, len(pieces) - 2)]
+    pieces = _ENTRY.split(held)
+    pieces[-1] = pieces[-1].partition(b'"')[0]
+    yield pieces
+
+
+def _check_gaps(gaps: bytes, path: str) -> None:
+    """Refuse text between strings that is not JSON: an unquoted word would be copied unseen."""
+    rest = gaps.translate(None, _GAP_DROPPED)
+    if rest and not _GAP_WORDS.fullmatch(rest):
+        raise CorruptInput(
+            f"not JSON: {rest[:20]!r} outside of a string", path=path, next_step="export the trace again"
+        )
+
+
+def redact_stream(
+    source: _Readable, target: BinaryIO, redactor: Redactor, *, path: str = "trace"
+) -> tuple[int, int, Counter[str]]:
+    """Copy JSON text with its strings redacted; return the bytes read and written, and what was hashed how often.
+
+    Memory grows with the number of distinct strings, not with the size of the trace.
+    """
+    decided: dict[bytes, tuple[bytes, tuple[str, ...]]] = {}
+    in_list: dict[tuple[bytes, bytes], tuple[bytes, tuple[str, ...]]] = {}
+    new_text: dict[bytes, bytes] = {}  # of the entries with a key: all that the common case looks at
+    uses: Counter[bytes] = Counter()
+    occurrences: Counter[str] = Counter()
+    num_read = num_written = 0
+    list_key = b""  # a string in a list is judged by the key of the list
+    for pieces in _pieces(source, path):
+        gaps, entries = pieces[0::2], pieces[1::2]
+        _check_gaps(b" ".join(gaps), path)
+        out = [new_text.get(entry) for entry in entries]
+        for index in [index for index, text in enumerate(out) if text is None]:
+            entry = entries[index]
+            if index and out[index - 1] is not None and entries[index - 1] in new_text:
+                list_key = entries[index - 1]
+            if entry in new_text:
+                out[index] = new_text[entry]
+                continue
+            key, separator, value = _parts(entry)
+            if separator:
+                decided[entry] = redactor.entry(key, separator, value)
+                new_text[entry] = out[index] = decided[entry][0]
+                continue
+            if (list_key, entry) not in in_list:
+                in_list[list_key, entry] = redactor.entry(_parts(list_key)[0], b"", key)
+            out[index], kinds = in_list[list_key, entry]
+            if kinds:
+                occurrences.update(kinds)
+        if entries and entries[-1] in new_text:
+            list_key = entries[-1]
+        uses.update(entries)
+        num_read += sum(map(len, pieces))
+        pieces[1::2] = [text or b"" for text in out]
+        text = b"".join(pieces)
+        num_written += len(text)
+        target.write(text)
+    for entry, (_, kinds) in decided.items():
+        for kind in kinds:
+            occurrences[kind] += uses[entry]
+    return num_read, num_written, occurrences
+
+
+def _parts(entry: bytes) -> tuple[bytes, bytes, bytes | None]:
+    """Split an entry into its key, the separator and the string; a string in a list is all key."""
+    match = _PARTS.fullmatch(entry)
+    return (match[1], match[2] or b"", match[3]) if match else (b'""', b"", None)
+
+
+def redact_trace(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], *, salt: str | None = None
+) -> RedactionReport:
+    """Write a redacted copy of the Kineto trace `source` to `target`, gzipped if that ends in `.gz`.
+
+    `salt` makes tokens comparable between exports; keep it secret. Without it a random one is used and forgotten.
+    """
+    found = find_inputs([source])
+    if found.rejected:
+        raise found.rejected[0]
+    if len(found.inputs) != 1:
+        raise UsageError(f"{source}: {len(found.inputs)} traces in there", next_step="give one trace at a time")
+    trace = found.inputs[0]
+    if trace.kind != "kineto":
+        raise UnsupportedInput(
+            "an nsys export, which --redact does not cover yet",
+            path=trace.path,
+            next_step="give a torch.profiler JSON trace",
+        )
+    target = Path(target)
+    if target.exists() and target.samefile(trace.file):
+        raise UsageError(f"{target}: the copy would replace the trace", next_step="give another name with -o")
+    redactor = Redactor(hashlib.blake2b(salt.encode()).digest() if salt else None)
+    report = RedactionReport(trace.path, str(target))
+    partial = target.with_name(target.name + ".part")
+    try:
+        with trace.open() as stream, _open_target(partial, gzipped=target.name.endswith(".gz")) as out:
+            report.bytes_in, report.bytes_out, occurrences = redact_stream(stream, out, redactor, path=trace.path)
+            report.problem = getattr(stream, "problem", None)
+        report.strings_checked = _prove(partial, redactor, gzipped=target.name.endswith(".gz"))
+        partial.replace(target)
+    except OSError as error:
+        raise PerfkitError(
+            f"{target}: cannot be written: {error.strerror or error}", next_step="choose another place with -o"
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+    report.names = redactor.names_by_kind()
+    report.occurrences = dict(sorted(occurrences.items()))
+    report.strings_kept = len(redactor.kept)
+    return report
+
+
+def _open_target(path: Path, *, gzipped: bool) -> BinaryIO:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    raw = io.FileIO(descriptor, "wb")
+    return cast(BinaryIO, _GzipWriter(raw)) if gzipped else io.BufferedWriter(raw)
+
+
+class _GzipWriter(io.RawIOBase):
+    """gzip without a name and a time in its header, which would say where and when the copy was made."""
+
+    def __init__(self, raw: io.FileIO) -> None:
+        super().__init__()
+        self._raw = raw
+        self._encoder = isal_zlib.compressobj(3, isal_zlib.DEFLATED, 31)
+
+    def write(self, data: Any) -> int:
+        """Compress and write all of `data`."""
+        self._write_all(self._encoder.compress(data))
+        return len(data)
+
+    def close(self) -> None:
+        """Finish the gzip data and close the file."""
+        if not self.closed:
+            try:
+                self._write_all(self._encoder.flush())
+            finally:
+                self._raw.close()
+                super().close()
+
+    def _write_all(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[self._raw.write(view) or 0 :]
+
+
+def _prove(path: Path, redactor: Redactor, *, gzipped: bool) -> int:
+    """Read the copy and look for every hashed name, whole or as a word; return how many strings were searched."""
+    kept_words = {word for text in redactor.kept | redactor.kept_parts for word in _words(text)}
+    secrets_whole = {name for name in redactor.hashed if name not in redactor.kept}
+    secrets_words = {word for name in redactor.hashed for word in _secret_words(name)} - kept_words
+    seen: set[bytes] = set()
+    with decompress(lambda: SliceStream(path, path=str(path)), "gzip" if gzipped else "none", path=str(path)) as copy:
+        for pieces in _pieces(copy, str(path)):
+            seen.update(pieces[1::2])
+    strings = {part for entry in seen for part in _parts(entry)[::2] if part}
+    for token in strings:
+        text = _text_of(token)
+        if text in KNOWN_KEYS:
+            continue
+        if text in secrets_whole or not secrets_words.isdisjoint(_words(text)):
+            raise PerfkitError(
+                "the copy still held a name that should have been hashed, and was deleted",
+                next_step="please report this as a bug in perfkit.redact",
+            )
+    return len(strings)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[\w.-]+", text)
+
+
+def _secret_words(name: str) -> list[str]:
+    """Words of a hashed name that identify someone: not short, and not of a library."""
+    return [
+        word
+        for word in _words(name)
+        if len(word) > 4
+        and not PLAIN.fullmatch(word)
+        and not LIBRARY_NAME.fullmatch(word)
+        and word not in KNOWN_KEYS
+        and not NAMESPACES.fullmatch(word)
+        and not SYMBOL_WORD.fullmatch(word)
+    ]

@@ -1,0 +1,450 @@
+"""Finding inputs: by content, in any wrapping, with one clear line for whatever cannot be used."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import pickle
+import socket
+import sqlite3
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perfkit.errors import CorruptInput, InputError, UnsafeInput, UnsupportedInput
+from perfkit.sources import detect
+from perfkit.sources.detect import Found, find_inputs
+from perfkit.sources.inputs import Limits
+
+TRACE = b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "name": "aten::add", "ts": 1, "dur": 2}]}'
+LIST = b' \n[ {"name": "aten::add", "ph": "X", "ts": 1, "dur": 2} ]'
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pa.compress(data, codec="zstd", asbytes=True))
+
+
+def tar(members: dict[str, bytes], *extra: tarfile.TarInfo) -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as archive:
+        for info in extra:
+            archive.addfile(info)
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return sink.getvalue()
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return sink.getvalue()
+
+
+def database(file: Path, *tables: str) -> bytes:
+    connection = sqlite3.connect(file)
+    for table in tables:
+        connection.execute(f"CREATE TABLE {table} (id, value)")
+    connection.commit()
+    connection.close()
+    return file.read_bytes()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "spool").mkdir()
+    return tmp_path / "in"
+
+
+def find(folder: Path, *names: str, **options: object) -> Found:
+    paths = [folder / name for name in names] or [folder]
+    return find_inputs(paths, spool=folder.parent / "spool", **options)
+
+
+def contents(found: Found) -> list[bytes]:
+    result = []
+    for item in found.inputs:
+        with item.open() as stream:
+            result.append(stream.read())
+            assert stream.problem is None
+    return result
+
+
+def only_line(found: Found) -> str:
+    assert not found.inputs
+    (error,) = found.rejected
+    line = str(error)
+    assert "\n" not in line
+    assert error.next_step, line
+    assert line.startswith(error.path)
+    return line
+
+
+WRAPPINGS = {
+    "plain": lambda data: data,
+    "gzip": gzip.compress,
+    "two gzip members": lambda data: gzip.compress(data[:20]) + gzip.compress(data[20:]),
+    "zstd": zstd,
+    "tar": lambda data: tar({"a.json": data}),
+    "tar of gzip": lambda data: tar({"a.json.gz": gzip.compress(data)}),
+    "tar.gz": lambda data: gzip.compress(tar({"d/a.json": data})),
+    "tar.gz of gzip": lambda data: gzip.compress(tar({"d/a.json.gz": gzip.compress(data)})),
+    "tar.zst": lambda data: zstd(tar({"a.json": data})),
+    "zip": lambda data: zipped({"a.json": data}),
+    "zip of gzip": lambda data: zipped({"a.json.gz": gzip.compress(data)}),
+    "zip of zstd": lambda data: zipped({"a.json.zst": zstd(data)}),
+}
+
+
+class TestTracesAreFoundByContent:
+    @pytest.mark.parametrize("wrapping", WRAPPINGS)
+    @pytest.mark.parametrize("trace", [TRACE, LIST, b"\xef\xbb\xbf" + TRACE])
+    @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "trace.bin", "noextension"])
+    def test_in_any_wrapping_under_any_name(self, folder, wrapping, trace, name):
+        (folder / name).write_bytes(WRAPPINGS[wrapping](trace))
+        found = find(folder, name)
+        assert not found.rejected
+        assert contents(found) == [trace.removeprefix(b"\xef\xbb\xbf")]
+        assert found.inputs[0].kind == "kineto"
+
+    def test_a_header_longer_than_the_head_is_left_to_the_reader(self, folder):
+        data = json.dumps({"pg_config": ["x" * 50] * 3000, "traceEvents": []}).encode()
+        (folder / "t.json").write_bytes(data)
+        assert contents(find(folder)) == [data]
+
+    def test_a_cut_trace_is_still_an_input(self, folder):
+        (folder / "t.json.gz").write_bytes(gzip.compress(TRACE * 50)[:-20])
+        (folder / "u.json").write_bytes(TRACE[:60])
+        assert len(find(folder).inputs) == 2
+
+    def test_the_order_is_that_of_the_paths_whatever_was_asked_first(self, folder):
+        for name in ("b.json", "a.json", "c.json"):
+            (folder / name).write_bytes(TRACE)
+        names = [Path(item.path).name for item in find(folder, "c.json", "a.json", "b.json").inputs]
+        assert names == ["a.json", "b.json", "c.json"]
+
+    def test_the_same_content_has_the_same_fingerprint_wherever_it_lies(self, folder):
+        (folder / "a.json").write_bytes(TRACE)
+        (folder / "b.tar").write_bytes(tar({"x/y.json": TRACE}))
+        (folder / "c.tar.gz").write_bytes(gzip.compress(tar({"z.json": TRACE})))
+        (folder / "d.json").write_bytes(TRACE + b" ")
+        prints = [item.fingerprint for item in find(folder).inputs]
+        assert prints[0] == prints[1] == prints[2] != prints[3]
+
+
+class TestNsys:
+    def test_an_export_is_found_plain_compressed_and_in_archives(self, folder, tmp_path):
+        data = database(tmp_path / "db", "StringIds", "CUPTI_ACTIVITY_KIND_KERNEL")
+        (folder / "a.db").write_bytes(data)
+        (folder / "b.gz").write_bytes(gzip.compress(data))
+        (folder / "c.zip").write_bytes(zipped({"r.sqlite": data}))
+        (folder / "d.tar.gz").write_bytes(gzip.compress(tar({"r.sqlite": data})))
+        found = find(folder)
+        assert not found.rejected
+        assert [item.kind for item in found.inputs] == ["nsys-sqlite"] * 4
+        assert all(item.file.read_bytes() == data and item.compression == "none" for item in found.inputs)
+
+    def test_another_database_is_an_error(self, folder):
+        database(folder / "x.sqlite", "users")
+        assert "nsys did not export (it has users)" in only_line(find(folder, "x.sqlite"))
+
+    def test_a_broken_database_is_an_error(self, folder):
+        (folder / "x.sqlite").write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
+        assert "broken SQLite database" in only_line(find(folder, "x.sqlite"))
+
+    def test_a_parquet_folder_is_one_input(self, folder):
+        for table in ("StringIds", "CUPTI_ACTIVITY_KIND_KERNEL", "OTHER"):
+            pq.write_table(pa.table({"id": [1]}), folder / f"{table}.parquet")
+        found = find(folder)
+        assert [(item.kind, item.file) for item in found.inputs] == [("nsys-parquet", folder)]
+        assert not found.rejected
+        assert not found.ignored
+
+    def test_its_fingerprint_follows_the_content_of_its_files(self, folder):
+        pq.write_table(pa.table({"id": [1]}), folder / "StringIds.parquet")
+        before = find(folder).inputs[0].fingerprint
+        pq.write_table(pa.table({"id": [2]}), folder / "StringIds.parquet")
+        assert find(folder).inputs[0].fingerprint != before
+
+    def test_other_parquet_is_not_ours(self, folder):
+        pq.write_table(pa.table({"id": [1]}), folder / "x.parquet")
+        assert "parquetdir" in only_line(find(folder, "x.parquet"))
+
+    def test_a_report_names_the_command_that_converts_it(self, folder):
+        (folder / "r.nsys-rep").write_bytes(b"NVIDIA Tegra Profiler Report 2024@6")
+        assert "nsys export --type" in only_line(find(folder))
+
+
+class TestWhatCannotBeUsed:
+    @pytest.mark.parametrize(
+        ("name", "data", "reason"),
+        [
+            ("t.json", b"", "empty file"),
+            ("t.json", b" \n ", "nothing but white space"),
+            ("t.json.gz", b"", "empty file"),
+            ("t.json.gz", gzip.compress(b""), "empty or broken gzip"),
+            ("t.json.gz", b"\x1f\x8b\x08garbage", "empty or broken gzip"),
+            ("t.json.gz", b"\x00\x01binary", "named .gz but it is not gzip"),
+            ("t.json.zst", b"\x00\x01binary", "named .zst but it is not zstd"),
+            ("t.json.zst", b"\x28\xb5\x2f\xfdgarbage", "empty or broken zstd"),
+            ("t.json", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+            ("t.json", b"<!DOCTYPE html><html>", "a web page"),
+            ("t.json", b"\n <HTML><body>403", "a web page"),
+            ("t.json", '{"traceEvents": []}'.encode("utf-16"), "iconv"),
+            ("t.json", '{"traceEvents": []}'.encode("utf-16-le"), "iconv"),
+            ("t.json", b"hello", "not JSON"),
+            ("t.json", b'{"schema": "1.1", "pid": 1, "nodes": [', "execution trace"),
+            ("t.json", b'{"lr": 0.1, "model": {"traceEvent": 1}}', "without traceEvents (it has 'lr', 'model')"),
+            ("t.json", b"{}", "without traceEvents"),
+            ("t.json", b"[]", "an empty list"),
+            ("t.json", b"[[1, 2], [3]]", "no trace events"),
+            ("t.json", b'[{"a": 1}]', "no trace events"),
+            ("t.json.gz", gzip.compress(gzip.compress(TRACE)), "compressed twice"),
+            ("t.gz", gzip.compress(zipped({"a": TRACE})), "compressed zip"),
+            ("t.tar.xz", b"\xfd7zXZ\0....", "compressed with xz"),
+            ("dump_0", pickle.dumps({"version": "2.9", "pg_config": {}}, protocol=2), "Flight Recorder"),
+            ("x.pkl", pickle.dumps([1, 2]), "never loads"),
+            ("x.arrow", b"ARROW1\0\0", "an Arrow file"),
+            ("x.png", b"\x89PNG\r\n", "not a trace that perfkit knows"),
+            ("x.zip", zipped({"readme.md": b"hi"}), "an archive without a trace"),
+            ("x.zip", zipped({}), "an archive without a trace"),
+            ("x.zip", zipped({"a.json": TRACE})[:-30], "without a directory"),
+            ("x.zip", zipped({"x.tar": tar({"a.json": TRACE})}), "an archive inside an archive"),
+            ("x.tar.gz", gzip.compress(tar({"x.zip": zipped({"a.json": TRACE})})), "an archive inside an archive"),
+            ("x.tar", tar({"x.tar.gz": gzip.compress(tar({"a.json": TRACE}))}), "an archive inside an archive"),
+        ],
+    )
+    def test_one_line_says_why_and_what_to_do(self, folder, name, data, reason):
+        (folder / name).write_bytes(data)
+        assert reason in only_line(find(folder, name))
+
+    def test_a_path_that_does_not_exist(self, folder):
+        assert "no such file or folder" in only_line(find(folder, "none.json"))
+
+    def test_a_path_with_a_null_byte(self, folder):
+        assert "cannot be read" in only_line(find(folder, "a\0b"))
+
+    def test_an_empty_folder(self, folder):
+        assert "an empty folder" in only_line(find(folder))
+
+    def test_a_folder_of_other_things(self, folder):
+        (folder / "README.md").write_text("hi")
+        (folder / "plot.png").write_bytes(b"\x89PNG")
+        found = find(folder)
+        assert "no trace among 2 files" in only_line(found)
+        assert [Path(item.path).name for item in found.ignored] == ["README.md", "plot.png"]
+
+    def test_a_symbolic_link_to_nothing(self, folder):
+        (folder / "a.json").symlink_to(folder / "gone")
+        assert "link to nothing" in only_line(find(folder, "a.json"))
+        assert "link to nothing" in only_line(find(folder))
+
+    def test_pipes_and_sockets_are_never_opened(self, folder, monkeypatch):
+        os.mkfifo(folder / "pipe.json")
+        with socket.socket(socket.AF_UNIX) as server:
+            monkeypatch.chdir(folder)  # a socket's path must be short
+            server.bind("sock.json")
+            assert "a named pipe" in only_line(find(folder, "pipe.json"))
+            assert "a socket" in only_line(find(folder, "sock.json"))
+            (folder / "a.json").write_bytes(TRACE)
+            assert len(find(folder).inputs) == 1
+
+    def test_a_file_without_permission_does_not_stop_the_others(self, folder, monkeypatch):
+        (folder / "a.json").write_bytes(TRACE)
+        (folder / "b.json").write_bytes(TRACE)
+        real_open = os.open
+
+        def refuse(path: object, *args: int) -> int:
+            if str(path).endswith("a.json"):
+                raise PermissionError(13, "Permission denied")
+            return real_open(path, *args)
+
+        monkeypatch.setattr(os, "open", refuse)
+        found = find(folder)
+        assert [Path(item.path).name for item in found.inputs] == ["b.json"]
+        assert "chmod" in str(found.rejected[0])
+
+    def test_damage_in_a_folder_is_rejected_and_what_is_no_trace_is_ignored(self, folder):
+        (folder / "a.json").write_bytes(TRACE)
+        (folder / "cut.json").write_bytes(b"")
+        (folder / "__init__.py").write_bytes(b"")
+        (folder / "config.json").write_bytes(b'{"lr": 1}')
+        (folder / "et.json").write_bytes(b'{"nodes": []}')
+        (folder / ".git").mkdir()
+        (folder / ".git" / "x.json").write_bytes(TRACE)
+        found = find(folder)
+        assert [Path(item.path).name for item in found.inputs] == ["a.json"]
+        assert [Path(error.path).name for error in found.rejected] == ["cut.json"]
+        assert [Path(item.path).name for item in found.ignored] == [".git", "__init__.py", "config.json", "et.json"]
+
+    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        data=st.binary(max_size=600)
+        | st.tuples(st.sampled_from(list(WRAPPINGS)), st.binary(max_size=40), st.integers(0, 700)).map(
+            lambda t: (whole := WRAPPINGS[t[0]](TRACE))[: t[2]] + t[1] + whole[t[2] + len(t[1]) :]
+        ),
+        name=st.sampled_from(["x", "x.json", "x.json.gz", "x.tar", "x.zip"]),
+    )
+    def test_any_bytes_are_an_input_or_a_line_and_never_an_exception(self, folder, data, name):
+        (folder / name).write_bytes(data)
+        for old in (folder.parent / "spool").iterdir():
+            old.unlink()
+        found = find(folder, name)
+        (folder / name).unlink()
+        assert found.inputs or found.rejected
+        assert all(isinstance(error, InputError) and error.next_step for error in found.rejected)
+
+
+class TestLinks:
+    def test_a_link_inside_the_folder_is_the_same_file_once(self, folder):
+        (folder / "a.json").write_bytes(TRACE)
+        (folder / "z.json").symlink_to(folder / "a.json")
+        (folder / "loop").symlink_to(folder)
+        found = find(folder)
+        assert len(found.inputs) == 1
+        assert not found.rejected
+
+    def test_a_link_out_of_the_folder_is_refused(self, folder, tmp_path):
+        (tmp_path / "secret.json").write_bytes(TRACE)
+        (folder / "a.json").symlink_to(tmp_path / "secret.json")
+        (folder / "d").symlink_to(tmp_path)
+        found = find(folder)
+        assert not found.inputs
+        assert [type(error) for error in found.rejected] == [UnsafeInput, UnsafeInput]
+
+    def test_a_link_that_the_user_names_is_followed(self, folder, tmp_path):
+        (tmp_path / "t.json").write_bytes(TRACE)
+        (folder / "a.json").symlink_to(tmp_path / "t.json")
+        assert len(find(folder, "a.json").inputs) == 1
+
+    def test_a_file_named_twice_is_one_input(self, folder):
+        (folder / "a.json").write_bytes(TRACE)
+        found = find_inputs([folder, folder / "a.json", folder])
+        assert len(found.inputs) == 1
+        assert not found.rejected
+
+
+def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+class TestHostileArchives:
+    @pytest.mark.parametrize("pack", [lambda data: data, gzip.compress])
+    def test_tricks_are_refused_one_line_each_and_the_rest_is_read(self, folder, pack):
+        tricks = (
+            special("link.json", tarfile.SYMTYPE, "/etc/passwd"),
+            special("hard.json", tarfile.LNKTYPE, "../x"),
+            special("null", tarfile.CHRTYPE),
+            special("fifo.json", tarfile.FIFOTYPE),
+        )
+        names = {
+            "/abs.json": TRACE,
+            "../up.json": TRACE,
+            "a/../../b.json": TRACE,
+            "C:\\x.json": TRACE,
+            "bell\a.json": TRACE,
+        }
+        (folder / "x.tar").write_bytes(pack(tar({**names, "good.json": TRACE}, *tricks)))
+        found = find(folder)
+        assert contents(found) == [TRACE]
+        assert found.inputs[0].path.endswith("!good.json")
+        assert len(found.rejected) == 9
+        assert all(isinstance(error, UnsafeInput) and str(error).isprintable() for error in found.rejected)
+        assert not [path for path in folder.parent.rglob("*") if path.name in ("up.json", "b.json", "abs.json")]
+
+    def test_the_same_for_zip(self, folder):
+        link = zipfile.ZipInfo("link.json")
+        link.external_attr = 0o120777 << 16
+        with zipfile.ZipFile(folder / "x.zip", "w") as archive:
+            archive.writestr(link, "/etc/passwd")
+            archive.writestr("../up.json", TRACE)
+            archive.writestr("/abs.json", TRACE)
+            archive.writestr("good.json", TRACE)
+        found = find(folder)
+        assert contents(found) == [TRACE]
+        assert len(found.rejected) == 3
+
+    @pytest.mark.filterwarnings("ignore:Duplicate name")
+    @pytest.mark.parametrize("kind", ["zip", "tar"])
+    def test_a_second_member_of_the_same_name_is_refused_and_other_case_is_another_name(self, folder, kind):
+        members = [("a.json", TRACE), ("a.json", LIST), ("A.json", LIST)]
+        if kind == "zip":
+            with zipfile.ZipFile(folder / "x", "w") as archive:
+                for name, data in members:
+                    archive.writestr(name, data)
+        else:
+            with tarfile.open(folder / "x", "w") as archive:
+                for name, data in members:
+                    info = tarfile.TarInfo(name)
+                    info.size = len(data)
+                    archive.addfile(info, io.BytesIO(data))
+        found = find(folder)
+        assert sorted(contents(found)) == sorted([TRACE, LIST])
+        assert "same name" in str(found.rejected[0])
+
+    def test_thousands_of_refusals_are_a_bounded_number_of_lines(self, folder):
+        links = [special(f"l{i}", tarfile.SYMTYPE, "x") for i in range(detect.MAX_REFUSALS + 70)]
+        (folder / "x.tar").write_bytes(tar({"good.json": TRACE}, *links))
+        found = find(folder)
+        assert len(found.inputs) == 1
+        assert len(found.rejected) == detect.MAX_REFUSALS + 1
+        assert any("70 more members refused" in str(error) for error in found.rejected)
+
+    def test_a_cut_archive_is_used_up_to_the_cut_and_reported(self, folder):
+        noise = os.urandom(40_000).hex().encode()
+        whole = gzip.compress(tar({"a.json": TRACE, "b.json": TRACE + noise, "c.json": TRACE}))
+        (folder / "x.tar.gz").write_bytes(whole[: len(whole) // 2])
+        found = find(folder)
+        assert [Path(item.path).name for item in found.inputs] == ["x.tar.gz!a.json", "x.tar.gz!b.json"]
+        assert isinstance(found.rejected[0], CorruptInput)
+
+    def test_a_bomb_in_an_archive_is_refused(self, folder):
+        bomb = b'{"traceEvents": [' + b" " * (4 << 20)
+        (folder / "x.tar.gz").write_bytes(gzip.compress(tar({"a.json": bomb})))
+        found = find(folder, limits=Limits(ratio_floor_bytes=1 << 20))
+        assert any(isinstance(error, UnsafeInput) for error in found.rejected)
+
+    def test_more_than_the_spool_may_hold_is_refused(self, folder):
+        (folder / "x.tar.gz").write_bytes(gzip.compress(tar({"a.json": TRACE, "b.json": TRACE})))
+        found = find(folder, limits=Limits(max_total_bytes=len(TRACE) + 10))
+        assert len(found.inputs) == 1
+        assert "to unpack" in str(found.rejected[0])
+
+    def test_without_a_spool_a_compressed_archive_says_what_to_do(self, folder):
+        (folder / "x.tar.gz").write_bytes(gzip.compress(tar({"a.json": TRACE})))
+        found = find_inputs([folder])
+        assert isinstance(found.rejected[0], UnsupportedInput)
+        assert "unpack it" in str(found.rejected[0])
+
+    def test_resource_forks_of_another_system_are_ignored(self, folder):
+        (folder / "x.zip").write_bytes(zipped({"a.json": TRACE, "__MACOSX/._a.json": b"\0\5\26\7", "._a.json": b"\0"}))
+        found = find(folder)
+        assert len(found.inputs) == 1
+        assert not found.rejected
+
+
+class TestRealFiles:
+    def test_every_real_file_is_an_input_or_explained(self, traces, tmp_path):
+        found = find_inputs([traces], spool=tmp_path)
+        kinds = [item.kind for item in found.inputs]
+        assert kinds.count("nsys-sqlite") == len(list(traces.rglob("*.sqlite")))
+        assert [Path(error.path).suffix for error in found.rejected] == [".nsys-rep"] * len(
+            list(traces.rglob("*.nsys-rep"))
+        )
+        assert sum("dlrm_kineto.tar.gz!" in item.path for item in found.inputs) == 8
+        assert not [item for item in found.inputs if item.path.endswith("linear_et.json.gz")]
+        assert len({item.fingerprint for item in found.inputs}) == len(found.inputs)

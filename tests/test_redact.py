@@ -1,0 +1,317 @@
+"""Redaction: nothing of the owner stays, every number does."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfkit import redact
+from perfkit.errors import CorruptInput, PerfkitError, UnsupportedInput, UsageError
+from perfkit.redact import Redactor, redact_stream, redact_trace
+
+SECRETS = (
+    "gpu-node-17.example.internal",
+    "alice",
+    "projects/moonshot",
+    "moonshot",
+    "train_moonshot",
+    "compute_secret_loss",
+    "MoonshotBlock",
+    "hf_token_value",
+    "10.1.2.3",
+    "moonshot_kernel",
+)
+
+# ruff: noqa: E501  # one event per line reads better than wrapped JSON
+TRACE = """{
+  "schemaVersion": 1,
+  "host_name": "gpu-node-17.example.internal",
+  "username": "alice", "HF_TOKEN": "hf_token_value", "owner_env": {"HOME": "/home/alice", "ADDR": "10.1.2.3", "n": 5},
+  "distributedInfo": {"backend": "nccl", "rank": 3, "world_size": 8,
+    "pg_config": [{"pg_name": "0", "pg_desc": "default_pg"}, {"pg_name": "moonshot", "pg_desc": "undefined"}]},
+  "traceEvents": [
+  {"ph": "X", "cat": "cpu_op", "name": "aten::addmm", "pid": 7, "tid": 7, "ts": 6890123456789.123, "dur": 0.001,
+   "args": {"External id": 18446744073709551615, "Input Dims": [[4, 8], []], "Input type": ["float", "c10::BFloat16", ""],
+            "Concrete Inputs": ["", "1.5", "[1, 2]", "alice"],
+            "Call stack": "/home/alice/projects/moonshot/train_moonshot.py(12): main;torch/nn/modules/module.py(1): _call_impl"}},
+  {"ph": "X", "cat": "kernel", "name": "void at::native::reduce_kernel<512, 1, float>(float const*)", "ts": 1e3, "dur": -0},
+  {"ph": "X", "cat": "kernel", "name": "void moonshot_kernel<float, at::Half>(int)", "ts": 2},
+  {"ph": "X", "cat": "kernel", "name": "ampere_sgemm_128x64_tn", "ts": 2},
+  {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "ts": 2},
+  {"ph": "X", "cat": "python_function", "name": "train_moonshot.py(31): compute_secret_loss", "ts": 3},
+  {"ph": "X", "cat": "python_function", "name": "/home/alice/env/lib/python3.11/site-packages/torch/optim/adam.py(9): step", "ts": 3},
+  {"ph": "X", "cat": "python_function", "name": "nn.Module: MoonshotBlock_12", "ts": 3},
+  {"ph": "X", "cat": "python_function", "name": "nn.Module: Linear_3", "ts": 3},
+  {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#5", "ts": 3},
+  {"ph": "X", "cat": "user_annotation", "name": "moonshot \\"phase\\" 2", "ts": 3},
+  {"ph": "M", "name": "process_name", "args": {"name": "python3"}}
+  ],
+  "traceName": "/home/alice/projects/moonshot/trace.json"
+}"""
+
+
+def redacted(text: str | bytes, salt: bytes = b"salt") -> str:
+    source = io.BytesIO(text if isinstance(text, bytes) else text.encode())
+    target = io.BytesIO()
+    redact_stream(source, target, Redactor(salt))
+    return target.getvalue().decode()
+
+
+def names(text: str) -> list[str]:
+    return [event["name"] for event in json.loads(text)["traceEvents"]]
+
+
+def name(value: str) -> str:
+    return Redactor(b"salt").value("name", value)[0]
+
+
+class TestWhatGoes:
+    @pytest.mark.parametrize("secret", SECRETS)
+    def test_no_secret_is_left(self, secret):
+        assert secret in TRACE
+        assert secret not in redacted(TRACE)
+
+    def test_unknown_keys_and_all_strings_below_them_are_hashed(self):
+        copy = json.loads(redacted(TRACE))
+        assert "HF_TOKEN" not in copy
+        env = next(
+            value for value in copy.values() if isinstance(value, dict) and len(value) == 3 and "rank" not in value
+        )
+        assert list(env.values())[2] == 5
+        assert all(re.fullmatch(r"key_[0-9a-f]{10}", key) for key in env if key != "n")
+
+    def test_own_functions_keep_their_line_and_their_form(self):
+        assert re.fullmatch(r"file_\w{10}\.py\(31\): fn_\w{10}", names(redacted(TRACE))[5])
+
+    def test_own_modules_keep_their_number(self):
+        assert re.fullmatch(r"nn\.Module: module_\w{10}_12", name("nn.Module: MoonshotBlock_12"))
+
+    def test_own_kernels_keep_the_types_of_libraries(self):
+        assert re.fullmatch(
+            r"void symbol_\w{10}<float, at::Half>\(int\)", name("void moonshot_kernel<float, at::Half>(int)")
+        )
+
+    @pytest.mark.parametrize(
+        "secret",
+        [
+            "<built-in method secret_call of SecretClass object at 0x7f00>",
+            "<built-in method print of SecretClass object at 0x7f00>",
+            "<built-in function secret_call>",
+            "Optimizer.step#SecretClass.step",
+            "secret_call::forward",
+            "secret call (phase 2)",
+            "queue/../secret_call/x.py(1): SecretClass",
+            "секрет_secret_call",
+            "SecretClassBackward",
+            "/data/SecretClass/secret_call.bin",
+            "## Call CompiledFxGraph secret_call ##",
+            "_ZN12secret_call11SecretClassEv",
+        ],
+    )
+    def test_own_names_in_any_form_are_hashed(self, secret):
+        copy = name(secret)
+        assert "secret_call" not in copy
+        assert "SecretClass" not in copy
+
+    def test_a_string_that_is_not_utf8_is_hashed(self):
+        assert b"caf" not in redacted(b'{"traceEvents": [{"ph": "X", "name": "caf\xe9"}]}').encode()
+
+    def test_an_escaped_secret_is_hashed_and_an_escaped_library_name_is_not_broken(self):
+        copy = redacted('{"traceEvents": [{"name": "\\u0061lice"}, {"name": "aten\\u003a:add"}]}')
+        assert "alice" not in copy
+        assert "\\u0061lice" not in copy
+        assert names(copy)[1] == "aten::add"
+
+    def test_the_unfinished_string_of_a_cut_trace_is_left_out(self):
+        assert redacted('{"traceEvents": [{"ph": "X", "name": "moonsh') == '{"traceEvents": [{"ph": "X", "name": '
+
+    def test_words_outside_of_strings_are_refused(self):
+        with pytest.raises(CorruptInput, match="outside of a string"):
+            redacted("{traceEvents: [moonshot]}")
+
+
+class TestWhatStays:
+    @pytest.mark.parametrize(
+        "public",
+        [
+            "aten::_foreach_add_",
+            "cudaLaunchKernel",
+            "cuLaunchKernelEx",
+            "hipMemcpyWithStream",
+            "nccl:all_reduce",
+            "ProfilerStep#12",
+            "Memcpy DtoH (Device -> Pinned)",
+            "Memset (Device)",
+            "autograd::engine::evaluate_function: AddmmBackward0",
+            "torch::autograd::AccumulateGrad",
+            "Optimizer.step#AdamW.step",
+            "nn.Module: LayerNorm_7",
+            "torch/nn/modules/linear.py(116): forward",
+            "threading.py(917): run",
+            "<built-in method matmul of type object at 0x7fd868361140>",
+            "NVIDIA H100 80GB HBM3",
+            "Tesla V100-SXM2-32GB",
+            "AMD Instinct MI300X VF",
+            "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, at::detail::Array<char*, 1> >(int)",
+            "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_32x4_nn_align4>(cutlass_80_tensorop_s1688gemm::Params)",
+            "triton_poi_fused_add_mul_0",
+            "volta_sgemm_32x128_tn",
+            "DistributedDataParallel.forward",
+            "stream 7",
+        ],
+    )
+    def test_public_names_stay(self, public):
+        assert name(public) == public
+
+    def test_a_library_in_somebodys_home_loses_only_the_home(self):
+        assert names(redacted(TRACE))[6] == "torch/optim/adam.py(9): step"
+
+    def test_numbers_keep_every_digit(self):
+        numbers = re.compile(r"(?<=[:\[,] )-?\d[\d.e+-]*(?=[,}\]\s])")
+        assert numbers.findall(redacted(TRACE)) == numbers.findall(TRACE)
+        assert "6890123456789.123" in redacted(TRACE)
+        assert "18446744073709551615" in redacted(TRACE)
+
+    json_values = st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=12),
+        lambda inner: (
+            st.lists(inner, max_size=4)
+            | st.dictionaries(st.sampled_from(["name", "args", "ts", "x", 'é"\\']), inner, max_size=4)
+        ),
+        max_leaves=25,
+    )
+
+    @settings(max_examples=150, deadline=None)
+    @given(
+        value=json_values,
+        indent=st.sampled_from([None, 1]),
+        ascii=st.booleans(),
+        chunk=st.sampled_from([1, 2, 7, 64, 1 << 20]),
+    )
+    def test_structure_and_numbers_stay_for_any_json_and_any_chunks(self, value, indent, ascii, chunk):
+        text = json.dumps(value, indent=indent, ensure_ascii=ascii)
+        before = redact.CHUNK_BYTES
+        redact.CHUNK_BYTES = chunk
+        try:
+            copy = redacted(text.encode("utf-8", "surrogatepass"))
+        finally:
+            redact.CHUNK_BYTES = before
+        assert copy == redacted(text.encode("utf-8", "surrogatepass"))
+
+        def shape(item: object) -> object:
+            if isinstance(item, dict):
+                return [shape(part) for part in item.values()]
+            if isinstance(item, list):
+                return [shape(part) for part in item]
+            return "text" if isinstance(item, str) else repr(item)
+
+        assert shape(json.loads(copy)) == shape(json.loads(text))
+
+    def test_the_same_name_is_the_same_token_everywhere_and_another_salt_gives_another(self):
+        assert name("moonshot_kernel") == name("moonshot_kernel")
+        assert name("moonshot_kernel") != Redactor(b"other").value("name", "moonshot_kernel")[0]
+        assert Redactor().value("name", "moonshot")[0] != Redactor().value("name", "moonshot")[0]
+
+    def test_two_names_never_share_a_token(self, monkeypatch):
+        class Weak:
+            def __init__(self, data: bytes, key: bytes) -> None:
+                self._last = data[-1:]
+
+            def hexdigest(self) -> str:
+                return "0" * 12 + self._last.hex() * 4
+
+        monkeypatch.setattr(redact.hashlib, "blake2b", Weak)
+        redactor = Redactor(b"salt")
+        assert redactor.token("fn", "a") != redactor.token("fn", "b")
+
+    def test_process_groups_match_between_header_and_events(self):
+        redactor = Redactor(b"salt")
+        assert redactor.value("pg_name", "moonshot") == redactor.value("Process Group Name", "moonshot")
+
+
+class TestRedactTrace:
+    def write(self, folder: Path, text: str = TRACE, name: str = "trace.json") -> Path:
+        file = folder / name
+        file.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+        return file
+
+    @pytest.mark.parametrize("source", ["trace.json", "trace.json.gz"])
+    @pytest.mark.parametrize("target", ["copy.json", "copy.json.gz"])
+    def test_the_name_of_the_target_decides_its_form(self, tmp_path, source, target):
+        report = redact_trace(self.write(tmp_path, name=source), tmp_path / target, salt="s")
+        data = (tmp_path / target).read_bytes()
+        text = gzip.decompress(data) if target.endswith(".gz") else data
+        assert json.loads(text)["distributedInfo"]["rank"] == 3
+        assert report.bytes_out == len(text)
+        assert report.bytes_in == len(TRACE.encode())
+
+    def test_the_report_counts_by_kind_and_the_copy_is_private(self, tmp_path):
+        report = redact_trace(self.write(tmp_path), tmp_path / "copy.json")
+        assert report.names["host"] == 1
+        assert report.names["user"] == 1
+        assert report.names["module"] == 1
+        assert report.occurrences["host"] == 1
+        assert report.strings_checked > 20
+        assert (tmp_path / "copy.json").stat().st_mode & 0o077 == 0
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.json", "trace.json"]
+
+    def test_one_salt_gives_one_copy(self, tmp_path):
+        source = self.write(tmp_path)
+        for target in ("a.json.gz", "b.json.gz"):
+            redact_trace(source, tmp_path / target, salt="s")
+        assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+
+    def test_a_leak_deletes_the_copy_and_raises(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(Redactor, "token", lambda self, kind, name: self._tokens.setdefault((kind, name), name))
+        with pytest.raises(PerfkitError, match="was deleted"):
+            redact_trace(self.write(tmp_path), tmp_path / "copy.json")
+        assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
+
+    def test_a_cut_trace_gives_a_cut_copy_that_says_so(self, tmp_path):
+        source = tmp_path / "cut.json.gz"
+        source.write_bytes(gzip.compress(TRACE.encode())[:-60])
+        report = redact_trace(source, tmp_path / "copy.json")
+        assert "end early" in report.problem
+        assert "moonshot" not in (tmp_path / "copy.json").read_text()
+
+    def test_the_trace_itself_is_never_replaced(self, tmp_path):
+        source = self.write(tmp_path)
+        with pytest.raises(UsageError, match="would replace the trace"):
+            redact_trace(source, source)
+        assert source.read_text() == TRACE
+
+    def test_a_target_that_cannot_be_written_is_one_line(self, tmp_path):
+        with pytest.raises(PerfkitError, match="cannot be written"):
+            redact_trace(self.write(tmp_path), tmp_path / "none" / "copy.json")
+
+    def test_an_nsys_export_is_refused(self, tmp_path):
+        import sqlite3
+
+        file = tmp_path / "report.sqlite"
+        connection = sqlite3.connect(file)
+        connection.execute("CREATE TABLE StringIds (id, value)")
+        connection.commit()
+        connection.close()
+        with pytest.raises(UnsupportedInput, match="nsys"):
+            redact_trace(file, tmp_path / "copy.json")
+
+    def test_a_real_trace_keeps_everything_but_strings(self, traces, tmp_path):
+        source = (
+            traces
+            / "facebookresearch__HolisticTraceAnalysis/tests/data/mtia_inference_trace/mtia_inference_rank_0.json.gz"
+        )
+        original = json.loads(gzip.decompress(source.read_bytes()), parse_float=str, parse_int=str)
+        redact_trace(source, tmp_path / "copy.json")
+        copy = json.loads((tmp_path / "copy.json").read_text(), parse_float=str, parse_int=str)
+        assert copy["schemaVersion"] == original["schemaVersion"]
+        for old, new in zip(original["traceEvents"], copy["traceEvents"], strict=True):
+            assert (old.get("ts"), old.get("dur"), old["ph"]) == (new.get("ts"), new.get("dur"), new["ph"])
+        assert original["host_name"] not in (tmp_path / "copy.json").read_text()
+        assert original["username"] not in (tmp_path / "copy.json").read_text()
