@@ -60,7 +60,7 @@ def make_piece(result: ScanResult) -> Piece:
         events = events.filter(pc.invert(is_meta))
     if "C" in phases:
         piece.tables["counters"] = _counters(scanned)
-    _note_missing(piece, events)
+    _note_missing(piece, events, result)
     piece.has_pairs = "B" in phases or "E" in phases
     piece.tables["events"] = events
     return piece
@@ -249,15 +249,17 @@ def _note_misfits(piece: Piece, result: ScanResult) -> None:
             _add(piece, "type_mismatch", len(texts) - texts.null_count, f"{column} is text, such as {example[:40]!r}")
 
 
-def _note_missing(piece: Piece, events: pa.Table) -> None:
-    without_start = events["start_ns"].null_count
-    misfits = piece.oddities.get("time_out_of_range", (0, ""))[0]
-    if without_start > misfits:
-        _add(piece, "missing_ts", without_start - misfits, "kept with start_ns null")
+def _note_missing(piece: Piece, events: pa.Table, result: ScanResult) -> None:
+    def misfits(column: str) -> int:
+        return result.mismatches.get(column, 0) + result.out_of_range.get(column, 0)
+
+    missing = events["start_ns"].null_count - misfits("ts")
+    if missing > 0:
+        _add(piece, "missing_ts", missing, "kept with start_ns null")
     if events["dur_ns"].null_count:
         is_interval = _has_phase(events["phase"].combine_chunks(), "X")
         missing = pc.sum(pc.and_(is_interval, events["dur_ns"].is_null())).as_py() or 0
-        missing -= piece.oddities.get("negative_dur", (0, ""))[0] + misfits
+        missing -= piece.oddities.get("negative_dur", (0, ""))[0] + misfits("dur")
         if missing > 0:
             _add(piece, "missing_dur", missing, "kept with dur_ns null")
 

@@ -20,7 +20,16 @@ from perfkit.errors import CorruptInput, UnsafeInput
 from perfkit.sources.nsys_tables import EXPORT_AGAIN, Batch, Ints, Oddities, all_strings, pick, to_utf8
 
 MAX_EXPANSION = 500
-"""A table may unfold to this many times its file size, and to 1 GiB in any case."""
+ALWAYS_ALLOWED_BYTES = 1 << 30
+"""A table may unfold to MAX_EXPANSION times its file size, and to this in any case."""
+
+
+_PARQUET_ERRORS = (pa.ArrowException, OSError, ValueError, MemoryError)
+"""What damage looks like; a broken column name fails to decode."""
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 class ParquetTables:
@@ -38,24 +47,26 @@ class ParquetTables:
             elif entry.suffix == ".parquet" or entry == folder:
                 self._files[entry.stem] = [entry]
         self._schemas: dict[str, pa.Schema] = {}
+        self._rows: dict[str, int] = {}
         self._broken: dict[str, str] = {}
         for table, files in self._files.items():
             try:
-                self._schemas[table] = pq.read_schema(files[0])
-                self._refuse_bombs(table, files)
-            except (pa.ArrowException, OSError) as error:
-                self._broken[table] = str(error).splitlines()[0]
+                schema = pq.read_schema(files[0])
+                self._refuse_bombs(table, files, len(schema))
+                self._schemas[table] = schema
+            except _PARQUET_ERRORS as error:
+                self._broken[table] = _first_line(error)
                 self.problems.append(("truncated", 1, f"{table} cannot be read: {self._broken[table]}"))
         self._all_strings: tuple[Ints, pa.Array] | None = None
         if not self._schemas:
             detail = "; ".join(f"{table}: {why}" for table, why in self._broken.items()) or "no parquet files"
             raise CorruptInput(f"no readable table ({detail})", path=path, next_step=EXPORT_AGAIN)
 
-    def _refuse_bombs(self, table: str, files: list[Path]) -> None:
-        rows = sum(pq.read_metadata(file).num_rows for file in files)
-        unfolded = rows * 8 * len(self._schemas[table])
+    def _refuse_bombs(self, table: str, files: list[Path], num_columns: int) -> None:
+        rows = self._rows[table] = sum(pq.read_metadata(file).num_rows for file in files)
+        unfolded = rows * 8 * num_columns
         stored = sum(file.stat().st_size for file in files)
-        if unfolded > max(1 << 30, MAX_EXPANSION * stored):
+        if unfolded > max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * stored):
             message = f"{table} unfolds {stored:,} bytes to about {unfolded:,}"
             raise UnsafeInput(message, path=self.path, next_step="remove the file if it is not yours")
 
@@ -69,7 +80,7 @@ class ParquetTables:
 
     def count(self, table: str) -> int:
         """Return the number of rows; 0 if the table is absent."""
-        return sum(pq.read_metadata(file).num_rows for file in self._files.get(table, ())) if self.columns(table) else 0
+        return self._rows.get(table, 0)
 
     def distinct(self, table: str, *expressions: tuple[str, int]) -> set[tuple[int | None, ...]]:
         """Return the distinct tuples of (column >> shift)."""
@@ -120,8 +131,8 @@ class ParquetTables:
                     for name in wanted:
                         batch.columns[name] = convert[name](part.column(name), f"{table}.{name}", batch.oddities)
                     yield batch
-        except (pa.ArrowException, OSError) as error:
-            yield Batch(0, {}, [("truncated", 1, f"{table} breaks off: {str(error).splitlines()[0]}")])
+        except _PARQUET_ERRORS as error:
+            yield Batch(0, {}, [("truncated", 1, f"{table} breaks off: {_first_line(error)}")])
 
     def strings(self, ids: Ints) -> pa.Array:
         """Return the text of each id (unique, sorted); null where StringIds has none."""

@@ -189,8 +189,7 @@ def _clock(tables: Tables, metadata: dict[str, str], parts: list[PartInfo]) -> i
         if epoch is not None and 0 < epoch < 1 << 61:
             return int(epoch)
     for part in parts:
-        detail = "TARGET_INFO_SESSION_START_TIME: times count from the start of the recording, not from 1970"
-        note(part, "missing_table", 1, detail)
+        part.note("no_base_time", 1, "no TARGET_INFO_SESSION_START_TIME: times count from the start of the recording")
     return 0
 
 

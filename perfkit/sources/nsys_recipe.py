@@ -56,9 +56,8 @@ def make_parts(ranks: list[int | None]) -> list[PartInfo]:
     for rank in ranks:
         known = rank is not None and 0 <= rank < 1 << 31
         part = PartInfo(rank=rank if known else None, rank_source="nsys recipe" if known else None, source="nsys")
-        part.note(
-            "missing_table", 1, "nvtx_gpu_proj_trace alone: no kernels, and times count from the recording's start"
-        )
+        part.note("missing_table", 1, "nvtx_gpu_proj_trace alone: ranges and their device work, but no kernels")
+        part.note("no_base_time", 1, "times count from the start of the recording")
         parts.append(part)
     return parts
 

@@ -102,7 +102,7 @@ class SqliteTables:
                 self._read_schema()
             except _SQLITE_ERRORS as error:
                 # SQLite refuses a file that is shorter than its header says unless its schema counts as under repair
-                self._db.set_authorizer(None)
+                self._db.set_authorizer(lambda *_: sqlite3.SQLITE_OK)  # (None works only from Python 3.11 on)
                 self._db.execute("PRAGMA writable_schema=ON")
                 self._read_schema()
                 self.problems.append(("truncated", 1, f"damaged SQLite file ({error})"))

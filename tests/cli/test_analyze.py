@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from perfkit.cli import analyze as command
+from perfkit.errors import PerfkitError, UsageError
+
+US = 1000
+
+
+def run(*argv: str | Path) -> int:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args([str(a) for a in argv]))
+
+
+def trace_file(path: Path, rank: int = 0, name: str = "gemm") -> Path:
+    """Two steps of 100 µs, with a data wait of 30 µs before the second."""
+    events = []
+
+    def add(category: str, name: str, start: float, dur: float, **args: object) -> None:
+        events.append(
+            {"ph": "X", "cat": category, "name": name, "ts": start, "dur": dur, "pid": 1, "tid": 1, "args": args}
+        )
+
+    for step in (0, 1):
+        at = 100.0 * step
+        add("user_annotation", f"ProfilerStep#{step}", at, 100)
+        add("user_annotation", "enumerate(DataLoader)#x.__next__", at, 30)
+        add("cuda_runtime", "cudaLaunchKernel", at + 30, 1, correlation=step + 1)
+        add("kernel", name, at + 35, 60, correlation=step + 1, device=0, stream=7)
+    head = {"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": 2, "backend": "nccl"}}
+    path.write_text(json.dumps({**head, "traceEvents": events}))
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return trace_file(tmp_path / "trace.json")
+
+
+def test_json_is_one_document_with_the_promised_keys(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(trace, "--format", "json") == 0
+    got = json.loads(capsys.readouterr().out)
+    assert got["schema_version"] == 1
+    assert got["synthetic"] is False
+    assert got["scope"] == {"ranks_traced": 1, "world_size": 2, "steps": [0, 1]}
+    assert got["totals"] == {
+        "window_ns": 165 * US, "compute_ns": 120 * US, "exposed_comm_ns": 0, "exposed_memcpy_ns": 0,
+        "idle_ns": 45 * US, "comm_ns": 0, "overlap": None,
+    }  # fmt: skip
+    assert [(s["step"], s["window_ns"], s["compute_ns"], s["spill_ns"]) for s in got["steps"]] == [
+        (0, 100 * US, 60 * US, 0), (1, 65 * US, 60 * US, 0)]  # fmt: skip
+    assert {k: got["idle"][f"{k}_ns"] for k in ("host_late", "launch", "dependency", "unattributed")} == {
+        "host_late": 35 * US, "launch": 5 * US, "dependency": 0, "unattributed": 5 * US}  # fmt: skip
+    assert got["idle"]["culprits"][0] == {
+        "kind": "data_loader", "where": "enumerate(DataLoader)#x.__next__", "ns": 30 * US}  # fmt: skip
+    assert got["io"]["data_wait_ns"] == 30 * US
+    assert got["ranks"][0]["window_ns"] == 165 * US
+    promised = {
+        "ranks", "steps_kept", "steps_source", "events", "rejected", "clock", "unknown_kernel_ns", "carry_in_ns",
+        "spill_ns", "graph_coverage", "launches_missing",
+    }  # fmt: skip
+    assert promised <= set(got["quality"])
+    assert {"data_wait_ns", "h2d_exposed_ns", "h2d_gbps", "checkpoint_ns"} <= set(got["io"])
+    assert {"rank", "host", "device", "role", "hfu", "straggler_score", "wait_caused_ns"} <= set(got["ranks"][0])
+
+
+def test_text_says_where_the_time_went_and_who_held_the_host_up(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(trace) == 0
+    out = capsys.readouterr().out
+    assert "1 of 2 ranks, steps 0 to 1 (from ProfilerStep)" in out
+    assert "compute                           0.120 ms   72.7 %" in out
+    assert "data_loader                       0.030 ms   18.2 %  enumerate(DataLoader)#x.__next__" in out
+
+
+def test_text_lists_ranks_and_rejected_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in (0, 1):
+        trace_file(tmp_path / f"{rank}.json", rank)
+    (tmp_path / "broken.json").write_text('{"traceEvents": [x')
+    assert run(tmp_path) == 0
+    out = capsys.readouterr().out
+    assert "2 of 2 ranks" in out
+    assert "broken.json" in out
+    assert "   1        0.165    72.7 %" in out
+
+
+def test_the_trace_window_ignores_steps(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(trace, "--window", "trace", "--format", "json")
+    got = json.loads(capsys.readouterr().out)
+    assert (got["quality"]["steps_source"], got["totals"]["window_ns"]) == ("trace", 160 * US)
+
+
+def test_steps_and_ranks_are_selected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in (0, 1, 2):
+        trace_file(tmp_path / f"{rank}.json", rank)
+    run(tmp_path, "--steps", "1:", "--ranks", "0,2", "--format", "json")
+    got = json.loads(capsys.readouterr().out)
+    assert [(s["rank"], s["step"]) for s in got["steps"]] == [(0, 1), (2, 1)]
+    assert got["totals"]["window_ns"] == 2 * 65 * US
+    assert sum(got["idle"][f"{k}_ns"] for k in ("host_late", "launch", "dependency", "unattributed")) == 2 * 5 * US
+
+
+def test_tables_are_written_as_csv_and_parquet(trace: Path, tmp_path: Path) -> None:
+    run(trace, "--table", "steps", "-o", tmp_path / "steps.csv")
+    with (tmp_path / "steps.csv").open() as file:
+        assert [row["compute_ns"] for row in csv.DictReader(file)] == ["60000", "60000"]
+    run(trace, "--table", "idle", "-o", tmp_path / "idle.parquet")
+    assert sum(pq.read_table(tmp_path / "idle.parquet")["idle_ns"].to_pylist()) == 45 * US
+
+
+def test_a_name_that_a_spreadsheet_would_run_is_quoted(tmp_path: Path) -> None:
+    path = trace_file(tmp_path / "trace.json")
+    path.write_text(path.read_text().replace("enumerate(DataLoader)#x.__next__", "=HYPERLINK(1)"))
+    run(path, "--table", "idle", "-o", tmp_path / "idle.csv")
+    with (tmp_path / "idle.csv").open() as file:
+        assert "'=HYPERLINK(1)" in {row["where"] for row in csv.DictReader(file)}
+
+
+def test_control_characters_in_names_do_not_reach_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = trace_file(tmp_path / "trace.json")
+    path.write_text(path.read_text().replace("enumerate(DataLoader)#x.__next__", "\\u001b[31mred\\u0007"))
+    run(path)
+    out = capsys.readouterr().out
+    assert "red" in out
+    assert "\x1b" not in out
+    assert "\x07" not in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--steps", "3"], "no range"),
+        (["--steps", "a:b"], "no range"),
+        (["--steps", "7:9"], "the traces hold steps 0 to 1"),
+        (["--ranks", "x"], "no list of ranks"),
+        (["--table", "idle"], "needs a file"),
+        (["--table", "idle", "-o", "idle.xlsx"], "needs a file"),
+        (["--table", "nope", "-o", "nope.csv"], "there are attribution, steps, ranks, idle, io"),
+    ],
+)
+def test_bad_usage_says_what_to_write(trace: Path, argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(trace, *argv)
+
+
+def test_nothing_to_analyze_is_an_error_that_names_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "empty.json").write_text('{"traceEvents": []}')
+    with pytest.raises(PerfkitError, match=r"empty\.json: .*no device work and no framework ops|nothing to analyze"):
+        run(tmp_path / "empty.json")
+    with pytest.raises(PerfkitError):
+        run(tmp_path / "nowhere.json")
+
+
+def test_a_file_that_cannot_be_written_is_a_clear_error(trace: Path, tmp_path: Path) -> None:
+    with pytest.raises(PerfkitError, match="cannot write"):
+        run(trace, "-o", tmp_path / "no" / "such" / "folder.txt")

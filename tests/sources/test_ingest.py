@@ -1,0 +1,265 @@
+"""From dumps to a store: what is kept, what is refused, and that doing it twice changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import perfkit
+from perfkit.schema import TABLES
+from perfkit.sources.ingest import IngestReport, default_run
+from perfkit.store import Store
+from tests.conftest import ROOT
+from tests.sources.trace_files import document, kernel, op, write
+
+T0 = 2_000_000_000_000_000
+
+
+def trace(rank: int | None = 0, *, start: int = 0, count: int = 3, **keys: Any) -> dict[str, Any]:
+    """Events on [start, start + 10 * count) microseconds after T0."""
+    events = [op(ts=T0 + start + 10 * i, dur=8) for i in range(count)]
+    return document(*events, kernel(ts=T0 + start, dur=5), rank=rank, **keys)
+
+
+def ingest(*paths: Path, store: Path, **options: Any) -> IngestReport:
+    return perfkit.ingest(list(paths), store=store, run="r", workers=1, **options)
+
+
+def events(store: Path) -> pa.Table:
+    return Store(store).read("events", cluster="default", run="r")
+
+
+def snapshot(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def reasons(report: IngestReport) -> str:
+    return "\n".join(str(error) for error in report.rejected)
+
+
+def test_a_folder_of_ranks_becomes_one_run(tmp_path):
+    for rank in range(3):
+        write(tmp_path / f"in/t{rank}.json.gz", trace(rank))
+    report = ingest(tmp_path / "in", store=tmp_path / "store")
+    assert (report.ranks, report.world_size, report.num_events) == ([0, 1, 2], 8, 12)
+    assert sorted(set(events(tmp_path / "store")["rank"].to_pylist())) == [0, 1, 2]
+    assert events(tmp_path / "store").schema.equals(TABLES["events"].arrow)
+
+
+def test_ingesting_twice_changes_nothing(tmp_path):
+    write(tmp_path / "in/rank0.json", trace())
+    ingest(tmp_path / "in", store=tmp_path / "store")
+    before = snapshot(tmp_path / "store")
+    report = ingest(tmp_path / "in", store=tmp_path / "store")
+    assert [file.status for file in report.files] == ["unchanged"]
+    assert snapshot(tmp_path / "store") == before
+
+
+def test_a_moved_copy_is_recognised_by_its_content(tmp_path):
+    write(tmp_path / "in/rank0.json", trace())
+    ingest(tmp_path / "in", store=tmp_path / "store")
+    shutil.copytree(tmp_path / "in", tmp_path / "elsewhere")
+    report = ingest(tmp_path / "elsewhere", store=tmp_path / "store")
+    assert [file.status for file in report.files] == ["unchanged"]
+
+
+def test_the_same_content_twice_in_one_dump_is_taken_once(tmp_path):
+    write(tmp_path / "in/a.json", trace())
+    write(tmp_path / "in/b.json", trace())
+    report = ingest(tmp_path / "in", store=tmp_path / "store")
+    assert [Path(file.path).name for file in report.files] == ["a.json"]
+    assert "same content as" in report.ignored[0].reason
+
+
+def test_several_files_of_one_rank_are_segments(tmp_path):
+    write(tmp_path / "in/a.json", trace(start=0))
+    write(tmp_path / "in/b.json", trace(start=1000))
+    ingest(tmp_path / "in", store=tmp_path / "store")
+    assert set(events(tmp_path / "store")["segment"].to_pylist()) == {0, 1}
+
+
+def test_two_files_that_claim_one_rank_at_the_same_time_are_not_merged(tmp_path):
+    write(tmp_path / "in/a.json", trace(start=0))
+    write(tmp_path / "in/b.json", trace(start=5))
+    report = ingest(tmp_path / "in", store=tmp_path / "store")
+    assert [Path(file.path).name for file in report.files] == ["a.json"]
+    assert "claims rank 0" in reasons(report)
+    assert "--run NAME" in reasons(report)
+    assert len(events(tmp_path / "store")) == 4
+    later = ingest(write(tmp_path / "c.json", trace(start=6)), store=tmp_path / "store")  # also against the store
+    assert "claims rank 0" in reasons(later)
+
+
+def test_a_missing_rank_comes_from_the_name_or_is_assigned_and_said_so(tmp_path):
+    write(tmp_path / "in/rank1.json", trace(None))
+    write(tmp_path / "in/some.json", trace(None, start=1))
+    report = ingest(tmp_path / "in", store=tmp_path / "store")
+    assert {Path(file.path).name: (file.ranks, file.rank_source) for file in report.files} == {
+        "rank1.json": ([1], "file name"),
+        "some.json": ([0], "assigned"),
+    }
+    quality = Store(tmp_path / "store").read("quality", cluster="default", run="r")
+    assert sorted(quality["kind"].to_pylist()) == ["rank_assigned", "rank_from_file_name"]
+
+
+def test_a_rank_that_stands_after_the_events_is_found(tmp_path):
+    late = trace(None)
+    late["distributedInfo"] = {"rank": 4, "world_size": 8}
+    write(tmp_path / "in/late.json", late)
+    write(tmp_path / "in/other.json", trace(0))
+    report = ingest(tmp_path / "in", store=tmp_path / "store")
+    assert {Path(file.path).name: file.ranks for file in report.files} == {"late.json": [4], "other.json": [0]}
+
+
+def test_archives_are_read_in_place(tmp_path):
+    for rank in range(4):
+        write(tmp_path / f"src/rank{rank}.json{'.gz' if rank % 2 else ''}", trace(rank))
+    with tarfile.open(tmp_path / "dump.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "src/rank0.json", "d/rank0.json")
+        tar.add(tmp_path / "src/rank1.json.gz", "d/rank1.json.gz")
+    with zipfile.ZipFile(tmp_path / "dump.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(tmp_path / "src/rank2.json", "rank2.json")
+        archive.write(tmp_path / "src/rank3.json.gz", "rank3.json.gz")
+    report = ingest(tmp_path / "dump.tar.gz", tmp_path / "dump.zip", store=tmp_path / "store")
+    assert report.ranks == [0, 1, 2, 3]
+    assert reasons(report) == ""
+
+
+def test_zstd_is_read(tmp_path):
+    packed = pa.compress(json.dumps(trace(3)).encode(), codec="zstd", asbytes=True)
+    report = ingest(write(tmp_path / "t.json.zst", packed), store=tmp_path / "store")
+    assert report.ranks == [3]
+
+
+BAD = {
+    "empty.json": b"",
+    "not.json": b"hello there",
+    "broken.json": b'{"traceEvents": [ {"ph" ',
+    "header.json": b"{ {",
+    "other.json": b'{"nodes": [1]}',
+    "notgzip.json.gz": b"plain",
+    "lfs.json": b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 5\n",
+    "deep.json": b'{"traceEvents": [' + b"[" * 100_000,
+    "page.json": b"<!DOCTYPE html><html><body>404</body></html>",
+}
+
+
+def test_every_bad_file_gets_one_line_and_the_good_ones_are_ingested(tmp_path):
+    for name, data in BAD.items():
+        (tmp_path / name).write_bytes(data)
+    good = write(tmp_path / "good.json", trace())
+    report = ingest(*(tmp_path / name for name in BAD), good, tmp_path / "missing.json", store=tmp_path / "store")
+    assert [file.path for file in report.files] == [str(good)]
+    rejected = {Path(error.path).name: error for error in report.rejected}
+    assert set(rejected) == {*BAD, "missing.json"}
+    for error in report.rejected:
+        assert error.next_step, error
+        assert "\n" not in str(error)
+
+
+def test_a_truncated_gzip_keeps_what_came_before_the_cut(tmp_path):
+    whole = write(tmp_path / "whole.json.gz", trace(count=3000)).read_bytes()
+    cut = tmp_path / "cut.json.gz"
+    cut.write_bytes(whole[: len(whole) // 2])
+    report = ingest(cut, store=tmp_path / "store")
+    assert [note["kind"] for note in report.files[0].notes] == ["truncated"]
+    assert 500 < report.num_events < 3000
+
+
+def test_hostile_names_stay_inside_the_store(tmp_path):
+    path = write(tmp_path / "t.json", trace())
+    perfkit.ingest(path, store=tmp_path / "store", cluster="../../evil", run="a/b\x00=c")
+    outside = [child.name for child in tmp_path.iterdir()]
+    assert sorted(outside) == ["store", "t.json"]
+    assert [(run.cluster, run.run) for run in Store(tmp_path / "store").runs()] == [("../../evil", "a/b\x00=c")]
+
+
+def test_the_store_reads_with_duckdb_pandas_and_polars(tmp_path):
+    write(tmp_path / "in/rank0.json", trace(0))
+    write(tmp_path / "in/rank1.json", trace(1))
+    ingest(tmp_path / "in", store=tmp_path / "store")
+    files = f"{tmp_path}/store/events/**/*.parquet"
+    by_rank = duckdb.sql(
+        f"select rank, run, count(*) from read_parquet('{files}', hive_partitioning=true) group by all order by 1"
+    )
+    assert by_rank.fetchall() == [(0, "r", 4), (1, "r", 4)]
+    assert len(pd.read_parquet(tmp_path / "store/events")) == 8
+    assert pl.scan_parquet(files, hive_partitioning=True).select(pl.len()).collect().item() == 8
+
+
+def test_a_killed_ingest_goes_on_where_it_stopped(tmp_path):
+    for rank in range(12):
+        write(tmp_path / f"in/rank{rank}.json", trace(rank, count=4000))
+    command = [sys.executable, "-m", "perfkit", "ingest", str(tmp_path / "in"), "--store", str(tmp_path / "store")]
+    command += ["--run", "r", "--workers", "1", "--format", "json"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        if len(list((tmp_path / "store").glob("runs/**/commits/*.json"))) >= 3:
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    report = json.loads(done.stdout)
+    statuses = [file["status"] for file in report["files"]]
+    assert len(statuses) == 12
+    assert statuses.count("unchanged") >= 3
+    assert len(events(tmp_path / "store")) == 12 * 4001
+
+
+def test_a_full_disk_is_reported_and_costs_nothing_else(tmp_path):
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("needs root to mount a small file system")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("cannot mount here")
+    try:
+        small = write(tmp_path / "in/a.json", trace(0))
+        large = document(*[op(name=os.urandom(40).hex(), ts=T0 + i) for i in range(20_000)], rank=1)
+        write(tmp_path / "in/b.json", large)
+        report = ingest(tmp_path / "in", store=disk / "store")
+        assert [file.path for file in report.files] == [str(small)]
+        assert "space" in reasons(report).lower()
+        assert len(events(disk / "store")) == 4
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_all_real_dumps_end_in_rows_or_one_clear_line(traces, tmp_path):
+    report = perfkit.ingest(traces, store=tmp_path / "store", run="all")
+    assert len(report.files) >= 60
+    for error in report.rejected:
+        assert error.next_step, error
+    assert {Path(error.path).name for error in report.rejected} == {"report3.nsys-rep", "same_priority_streams.json.gz"}
+
+
+@pytest.mark.parametrize(
+    ("paths", "name"),
+    [
+        (["traces/"], "traces"), (["a/rank0.pt.trace.json.gz"], "rank0"), (["dump.tar.gz"], "dump"),
+        (["x/a.json", "x/b.json"], "x"), (["report.sqlite"], "report"), (["t.json.zst"], "t"),
+    ],
+)  # fmt: skip
+def test_a_run_is_named_after_what_was_given(paths, name):
+    assert default_run(paths) == name

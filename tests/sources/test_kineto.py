@@ -1,0 +1,288 @@
+"""What the Kineto reader makes of single events and of whole files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfkit.errors import CorruptInput, InputError, UnsupportedInput
+from perfkit.sources import json_stream, kineto
+from perfkit.sources.base import Input, PartInfo, ReadOptions
+from tests.sources.trace_files import document, kernel, op, write
+
+
+def read(path: Path, **options: Any) -> tuple[dict[str, list[dict[str, Any]]], PartInfo]:
+    """Rows by table, and what is known about the part."""
+    compression = "gzip" if path.suffix == ".gz" else "none"
+    input = Input(str(path), "kineto", path, path.stat().st_size, "", compression)
+    base_ns = None
+    while True:
+        reading = kineto.read(input, ReadOptions(**options), base_ns=base_ns)
+        tables: dict[str, list[dict[str, Any]]] = {}
+        try:
+            for _, table, rows in reading:
+                tables.setdefault(table, []).extend(rows.to_pylist())
+        except kineto.RereadNeeded as again:
+            base_ns = again.base_ns
+            continue
+        return tables, reading.parts[0]
+
+
+def counts(info: PartInfo) -> dict[str, int]:
+    return {kind: oddity.count for kind, oddity in info.oddities.items()}
+
+
+def test_a_list_at_top_level_is_a_trace(tmp_path):
+    tables, _ = read(write(tmp_path / "t.json", [op(), op()]))
+    assert len(tables["events"]) == 2
+
+
+@pytest.mark.parametrize("base_first", [True, False])
+def test_the_base_time_counts_wherever_it_stands(tmp_path, base_first):
+    trace = {"traceEvents": [op(ts=1.5)]}
+    base = {"baseTimeNanoseconds": 1719853884000000000}
+    text = json.dumps({**base, **trace} if base_first else {**trace, **base})
+    tables, info = read(write(tmp_path / "t.json.gz", text))
+    assert tables["events"][0]["start_ns"] == 1719853884000001500
+    assert counts(info) == {}
+
+
+def test_a_misleading_base_time_in_the_tail_does_not_count(tmp_path):
+    text = (
+        '{"traceEvents": ['
+        + json.dumps(op(ts=1))
+        + '], "note": "\\"baseTimeNanoseconds\\": 5", "x": {"baseTimeNanoseconds": 7}}'
+    )
+    tables, _ = read(write(tmp_path / "t.json", text))
+    assert tables["events"][0]["start_ns"] == 1000
+
+
+def test_relative_times_without_a_base_are_said_so(tmp_path):
+    _, info = read(write(tmp_path / "t.json", document(op(ts=5))))
+    assert counts(info) == {"no_base_time": 1}
+    _, info = read(write(tmp_path / "t.json", document(op(ts=1661203762610763))))
+    assert counts(info) == {}
+
+
+def test_device_and_stream_come_from_the_track_where_args_are_silent(tmp_path):
+    range_on_gpu = {"ph": "X", "cat": "gpu_user_annotation", "name": "step", "pid": 3, "tid": 20, "ts": 1, "dur": 2}
+    tables, _ = read(write(tmp_path / "t.json", document(range_on_gpu, op())))
+    assert [(row["device"], row["stream"]) for row in tables["events"]] == [(3, 20), (None, None)]
+
+
+def test_old_and_new_categories_get_the_same_class(tmp_path):
+    events = [{**kernel(), "cat": cat} for cat in ("kernel", "Kernel")]
+    events += [{**op(), "cat": cat} for cat in ("cpu_op", "Operator")]
+    tables, _ = read(write(tmp_path / "t.json", document(*events)))
+    assert [row["class"] for row in tables["events"]] == ["compute", "compute", "op", "op"]
+    assert [row["category"] for row in tables["events"]] == ["kernel", "Kernel", "cpu_op", "Operator"]
+
+
+def test_a_kernel_with_collective_args_is_communication_whatever_its_name(tmp_path):
+    event = kernel("my_kernel", **{"Collective name": "allreduce", "In msg nelems": 4})
+    tables, _ = read(write(tmp_path / "t.json", document(event)))
+    assert tables["events"][0]["class"] == "communication"
+    assert tables["collective_args"][0]["in_nelems"] == 4
+
+
+def test_begin_and_end_become_one_row_across_chunks(tmp_path, monkeypatch):
+    #  thread 1  B a |-------------------------------| E
+    #  thread 1       B b |--------| E
+    #  thread 2            B c |----------| E
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", 1 << 12)
+    filler = [op(ts=50, name=f"aten::filler{i}") for i in range(200)]
+    edges = [
+        ("B", 1, "a", 1),
+        ("B", 1, "b", 2),
+        ("B", 2, "c", 3),
+        ("E", 1, None, 4),
+        ("E", 2, None, 5),
+        ("E", 1, None, 9),
+    ]
+    events = [{"ph": ph, "pid": 1, "tid": tid, "name": name, "ts": ts, "cat": "x"} for ph, tid, name, ts in edges]
+    trace = document(events[0], *filler, events[1], events[2], *filler, *events[3:])
+    tables, info = read(write(tmp_path / "t.json", trace))
+    pairs = {row["name"]: row for row in tables["events"] if not row["name"].startswith("aten")}
+    assert {name: (row["start_ns"], row["dur_ns"], row["phase"]) for name, row in pairs.items()} == {
+        "a": (1000, 8000, "X"),
+        "b": (2000, 2000, "X"),
+        "c": (3000, 2000, "X"),
+    }
+    assert len(tables["events"]) == 403
+    assert counts(info) == {"no_base_time": 1}
+
+
+def test_unmatched_begin_and_end_are_kept_and_counted(tmp_path):
+    events = [{"ph": ph, "pid": 1, "tid": 1, "name": name, "ts": ts} for ph, name, ts in [("E", "x", 1), ("B", "y", 2)]]
+    tables, info = read(write(tmp_path / "t.json", document(*events)))
+    assert sorted((row["phase"], row["name"], row["dur_ns"]) for row in tables["events"]) == [
+        ("B", "y", None),
+        ("E", "x", None),
+    ]
+    assert counts(info) == {"unmatched_begin": 1, "unmatched_end": 1, "no_base_time": 1}
+
+
+def test_counters_become_rows_of_their_own_too(tmp_path):
+    event = {"ph": "C", "name": "GPU 0 Utilization", "pid": 0, "ts": 3, "args": {"sm": 0.5, "mem": 2, "note": "x"}}
+    tables, _ = read(write(tmp_path / "t.json", document(event)))
+    assert [(r["name"], r["series"], r["value"], r["time_ns"]) for r in tables["counters"]] == [
+        ("GPU 0 Utilization", "sm", 0.5, 3000),
+        ("GPU 0 Utilization", "mem", 2.0, 3000),
+    ]
+    assert [(row["phase"], row["class"], row["dur_ns"]) for row in tables["events"]] == [("C", "counter", None)]
+
+
+def test_metadata_events_name_tracks_and_are_no_events(tmp_path):
+    event = {"ph": "M", "name": "process_name", "pid": 5, "ts": 0, "args": {"name": "python3"}}
+    tables, info = read(write(tmp_path / "t.json", document(event, op())))
+    assert [(row["pid"], row["key"], row["value"]) for row in tables["tracks"]] == [(5, "process_name", "python3")]
+    assert [row["event_id"] for row in tables["events"]] == [1]
+    assert info.num_events == 1
+
+
+def test_unknown_args_are_kept_only_if_asked(tmp_path):
+    path = write(tmp_path / "t.json", document(op(args={"External id": 5, "cbid": 211, "x": [1, {"y": None}]})))
+    assert read(path)[0]["events"][0].get("args") is None
+    assert read(path, keep_args=True)[0]["events"][0]["args"] == '{"cbid":211,"x":[1,{"y":null}]}'
+
+
+def test_odd_events_are_kept_with_nulls_and_counted(tmp_path):
+    events = [op(dur=-1), op(ts=None), op(dur=None), op(ts=float("nan")), 5, op(args=None), op(dur=1e300)]
+    tables, info = read(write(tmp_path / "t.json", document(*events)))
+    assert [(row["start_ns"], row["dur_ns"]) for row in tables["events"]] == [
+        (1000, None), (None, 2000), (1000, None), (None, 2000), (1000, 2000), (1000, None),
+    ]  # fmt: skip
+    assert counts(info) == {
+        "negative_dur": 1, "missing_ts": 1, "missing_dur": 1, "time_out_of_range": 2, "not_an_event": 1,
+        "no_base_time": 1,
+    }  # fmt: skip
+
+
+def test_devices_and_process_groups_are_described(tmp_path):
+    groups = [
+        {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 2, "ranks": [0, 1]},
+        {"pg_name": "1", "ranks": "[0, ...]"},
+    ]
+    info = {"backend": "nccl", "rank": 1, "world_size": 2, "pg_config": groups, "nccl_version": "2.27"}
+    devices = [
+        {"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85028634624, "numSms": 132},
+        {"id": 1, "name": ""},
+    ]
+    trace = document(op(), distributedInfo=info, deviceProperties=devices, host_name="node7", cuda_driver_version=12040)
+    tables, part = read(write(tmp_path / "t.json", trace))
+    assert [(row["name"], row["num_sms"]) for row in tables["device_info"]] == [
+        ("NVIDIA H100 80GB HBM3", 132),
+        (None, None),
+    ]
+    assert [(row["name"], row["size"], row["ranks"]) for row in tables["process_groups"]] == [
+        ("0", 2, [0, 1]),
+        ("1", None, None),
+    ]
+    assert (part.rank, part.rank_source, part.world_size, part.host) == (1, "distributedInfo", 2, "node7")
+    assert part.versions == {"nccl_version": "2.27", "cuda_driver_version": "12040"}
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("rank0.pt.trace.json", 0), ("rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz", 34),
+        ("gpu-rank-07-chrome.json", 7), ("worker3_step_12.1694128201557.pt.trace.json", 3), ("profile_5.json", 5),
+        ("2_trace.json", 2), ("rank12_trace.json", 12),
+        ("host_29220.1698955894936168439.pt.trace.json", None), ("rank_not_found.json.gz", None), ("trace.json", None),
+        ("rank99999999.json", None),
+    ],
+)  # fmt: skip
+def test_ranks_in_file_names(name, rank):
+    assert kineto.rank_in_name(f"rank9/dump.tar!{name}") == rank
+
+
+def test_a_rank_in_the_file_beats_its_name(tmp_path):
+    _, info = read(write(tmp_path / "rank3.json", document(op(ts=2e15), rank=4)))
+    assert (info.rank, info.rank_source) == (4, "distributedInfo")
+    assert counts(info) == {"rank_disagrees": 1}
+
+
+@pytest.mark.parametrize("cut", [0.3, 0.9, 0.999])
+def test_a_truncated_file_keeps_everything_before_the_cut(tmp_path, cut):
+    whole = json.dumps(document(*[op(ts=2e15 + i, name=f"op{i}") for i in range(300)], rank=0))
+    text = whole[: int(len(whole) * cut)]
+    tables, info = read(write(tmp_path / "t.json", text))
+    assert [row["name"] for row in tables["events"]] == [f"op{i}" for i in range(text.count('"args": {}}'))]
+    assert counts(info) == {"truncated": 1}
+
+
+def test_a_broken_event_ends_the_file_and_is_located(tmp_path):
+    good, broken = json.dumps(document(op(ts=2e15), rank=0))[:-2] + ", ", '{"ph": "X" "ts": 1}, '
+    tables, info = read(write(tmp_path / "t.json", good + broken + json.dumps(op()) + "]}"))
+    assert len(tables["events"]) == 1
+    assert info.oddities["invalid_json"].detail.startswith(f"the event at byte {len(good):,} is not JSON")
+
+
+def test_bytes_that_are_not_utf8_are_replaced_and_counted(tmp_path):
+    text = json.dumps(document(op("caf@", ts=2e15), rank=0)).encode().replace(b"@", b"\xe9\xff")
+    tables, info = read(write(tmp_path / "t.json", text))
+    assert tables["events"][0]["name"] == "caf\ufffd\ufffd"
+    assert counts(info) == {"invalid_utf8": 2}
+
+
+def test_a_repeated_top_level_key_is_noted(tmp_path):
+    text = (
+        '{"schemaVersion": 1, "schemaVersion": 2, "traceEvents": [' + json.dumps(op(ts=2e15)) + '], "traceEvents": []}'
+    )
+    tables, info = read(write(tmp_path / "t.json", text))
+    assert len(tables["events"]) == 1
+    assert counts(info) == {"duplicate_key": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "says"),
+    [
+        ("", CorruptInput, "empty"),
+        ("   ", CorruptInput, "empty"),
+        ("hello", CorruptInput, "not JSON"),
+        ("{ {", CorruptInput, "expected a key at byte 2"),
+        ('{"a" 1}', CorruptInput, "expected ':' at byte 5"),
+        ('{"a": 1', CorruptInput, "before its first event"),
+        ('{"nodes": [], "schema": "1"}', UnsupportedInput, "without traceEvents (it has nodes, schema)"),
+        ('{"a": ' + "[" * 5000, CorruptInput, "before its first event"),
+        ('{"a": ' + "9" * 5000 + "}", UnsupportedInput, "without traceEvents"),
+    ],
+)
+def test_what_is_no_trace_gets_a_clear_error(tmp_path, text, error, says):
+    with pytest.raises(error) as caught:
+        read(write(tmp_path / "t.json", text))
+    assert says in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+    assert isinstance(caught.value, InputError)
+
+
+def test_layout_does_not_matter(tmp_path, monkeypatch):
+    """Chunks are cut at a guessed separator; a name that contains it must not matter."""
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", 1 << 12)
+    evil = '}, {"ph": "X", "cat": "cpu_op", "name": "'
+    trace = document(*[op(ts=2e15 + i, name=f"{evil}{i}" if i % 3 else "é" * 500) for i in range(400)], rank=0)
+    expected = [event["name"] for event in trace["traceEvents"]]
+    for style in ({}, {"indent": 1}, {"separators": (",", ":")}, {"ensure_ascii": False}, {"sort_keys": True}):
+        for threads in (1, 3):
+            tables, info = read(write(tmp_path / "t.json", json.dumps(trace, **style)), threads=threads)
+            assert [row["name"] for row in tables["events"]] == expected
+            assert [row["event_id"] for row in tables["events"]] == list(range(400))
+            assert counts(info) == {}
+
+
+def test_an_event_larger_than_a_chunk_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", 1 << 12)
+    trace = document(op(ts=2e15, name="x" * 20_000), op(ts=2e15, name="y" * 30_000), op(ts=2e15), rank=0)
+    tables, _ = read(write(tmp_path / "t.json", trace))
+    assert [len(row["name"]) for row in tables["events"]] == [20_000, 30_000, 8]
+
+
+def test_an_absurdly_large_event_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr(json_stream, "MAX_EVENT_BYTES", 1 << 14)
+    tables, info = read(write(tmp_path / "t.json", document(op(ts=2e15), op(ts=2e15, name="x" * 1_000_000), rank=0)))
+    assert len(tables["events"]) == 1
+    assert counts(info) == {"invalid_json": 1}

@@ -1,0 +1,49 @@
+"""Ranks come from the source, then from the name, then they are assigned; the store's numbers stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perfkit.sources.base import Input, PartInfo
+from perfkit.sources.ranks import TimeRange, overlapping, plan_parts
+from perfkit.store.commits import Commit
+
+
+def peeked(*ranks: int | None, name: str = "a") -> tuple[Input, list[PartInfo]]:
+    parts = [PartInfo(rank=rank, rank_source=None if rank is None else "distributedInfo") for rank in ranks]
+    return Input(name, "kineto", Path(name), 1, name), parts
+
+
+def commit(rank: int, segment: int) -> Commit:
+    return Commit("c", "r", 0, rank, segment, "f", (), 1)
+
+
+def plan(
+    *inputs: tuple[Input, list[PartInfo]], committed: tuple[Commit, ...] = ()
+) -> list[list[list[tuple[int, int]]]]:
+    groups = plan_parts(inputs, committed)
+    return [[[(part.rank, part.segment) for part in item.parts] for item in group] for group in groups]
+
+
+def test_a_known_rank_is_kept_and_an_unknown_one_gets_the_smallest_free():
+    assert plan(peeked(None), peeked(0), peeked(None), peeked(2)) == [[[(1, 0)]], [[(0, 0)]], [[(3, 0)]], [[(2, 0)]]]
+
+
+def test_files_of_one_rank_are_segments_in_one_group():
+    assert plan(peeked(5), peeked(6), peeked(5)) == [[[(5, 0)], [(5, 1)]], [[(6, 0)]]]
+
+
+def test_an_input_of_several_ranks_joins_their_groups():
+    assert plan(peeked(0), peeked(1), peeked(0, 1)) == [[[(0, 0)], [(1, 0)], [(0, 1), (1, 1)]]]
+
+
+def test_what_the_store_holds_keeps_its_numbers():
+    assert plan(peeked(None), peeked(0), committed=(commit(0, 0), commit(1, 0))) == [[[(2, 0)]], [[(0, 1)]]]
+
+
+def test_only_a_true_overlap_of_the_same_rank_counts():
+    earlier = [TimeRange(0, 100, 200, "a")]
+    assert overlapping(PartInfo(start_ns=150, end_ns=300), 0, earlier) == earlier[0]
+    assert overlapping(PartInfo(start_ns=200, end_ns=300), 0, earlier) is None
+    assert overlapping(PartInfo(start_ns=150, end_ns=300), 1, earlier) is None
+    assert overlapping(PartInfo(), 0, earlier) is None
