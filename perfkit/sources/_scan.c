@@ -44,7 +44,7 @@ typedef struct {
 } Bytes;
 
 static int bytes_reserve(Bytes *b, size_t extra) {
-    if (b->len + extra <= b->cap) return OK;
+    if (b->data && b->len + extra <= b->cap) return OK;
     size_t cap = b->cap ? b->cap * 2 : 256;
     while (cap < b->len + extra) cap *= 2;
     uint8_t *data = realloc(b->data, cap + PADDING);

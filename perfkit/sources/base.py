@@ -41,6 +41,7 @@ QUALITY_KINDS: dict[str, str] = {
     "overlapping_rank": "another file claims the same rank at the same time; not merged",
     "missing_table": "a table that this kind of report usually has is absent",
     "unresolved": "references (string ids, correlations) that lead nowhere",
+    "not_read": "rows of a kind that perfkit does not take over",
     "lost_events": "the profiler itself reports that it lost events",
 }
 """Every kind of oddity that a source may note."""

@@ -181,10 +181,11 @@ def _tracks(scanned: pa.RecordBatch, events: pa.Table) -> pa.Table:
     """Metadata events: process_name, thread_name, …; each distinct args text is parsed once."""
     values = [_meta_value(json.loads(text)) for text in scanned["raw_args"].dictionary.to_pylist()]
     named = scanned["name"].is_valid()
+    of_process = pc.starts_with(scanned["name"].cast(pa.utf8()), "process_").fill_null(False)
     table = pa.table(
         {
             "pid": events["pid"],
-            "tid": events["tid"],
+            "tid": pc.if_else(of_process, None, events["tid"].combine_chunks()),
             "track": events["track"],
             "key": scanned["name"],
             "value": pa.array(values, pa.utf8()).take(scanned["raw_args"].indices),

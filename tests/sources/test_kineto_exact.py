@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import tarfile
 from decimal import ROUND_HALF_EVEN, Decimal
 from pathlib import Path
@@ -49,19 +50,29 @@ def load(path: Path) -> Any:
 
 
 def as_ns(value: Any) -> int | None:
-    return None if value is None else int((Decimal(value) * 1000).quantize(Decimal(1), ROUND_HALF_EVEN))
+    if isinstance(value, bool) or not isinstance(value, (int, Decimal, str)):
+        return None
+    if isinstance(value, str) and not re.fullmatch(r"-?\d+(\.\d+)?([eE][-+]?\d+)?", value):
+        return None
+    number = Decimal(value)
+    if abs(number) > 10**17:
+        return None
+    return int((number * 1000).quantize(Decimal(1), ROUND_HALF_EVEN))
 
 
 def as_int(value: Any) -> int | None:
-    if isinstance(value, bool) or value is None:
-        return None
     if isinstance(value, str):
-        return int(value) if value.lstrip("-").isdigit() else None
-    return int(value) if value == int(value) and -(2**63) <= value < 2**63 else None
+        value = Decimal(value) if re.fullmatch(r"-?\d+(\.\d+)?([eE][-+]?\d+)?", value) else None
+    if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
+        return None
+    if abs(value) > 2**70 or value != int(value):
+        return None
+    return int(value) if -(2**63) <= value < 2**63 else None
 
 
 def as_text(value: Any) -> str | None:
-    return None if value is None else value if isinstance(value, str) else plain_json(value)
+    text = value if value is None or isinstance(value, str) else plain_json(value)
+    return None if text is None else re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 def plain_json(value: Any) -> str:
@@ -92,16 +103,16 @@ def expected_events(events: list[dict[str, Any]], base_ns: int) -> list[dict[str
         if event.get("ph") == "M":
             continue
         args = event.get("args") if isinstance(event.get("args"), dict) else {}
-        on_device = event.get("cat") in ON_DEVICE
+        on_device = event.get("cat") in ON_DEVICE and event.get("ph") not in ("C", "s", "t", "f")
         device, stream = as_int(args.get("device")), as_int(args.get("stream"))
-        texts = [event[key] for key in ("pid", "tid") if isinstance(event.get(key), str) and as_int(event[key]) is None]
+        texts = [as_text(event.get(key)) for key in ("pid", "tid") if as_int(event.get(key)) is None]
         start = as_ns(event.get("ts"))
         rows.append(
             {
                 "event_id": number,
-                "phase": event.get("ph"),
-                "category": event.get("cat"),
-                "name": event.get("name"),
+                "phase": as_text(event.get("ph")),
+                "category": as_text(event.get("cat")),
+                "name": as_text(event.get("name")),
                 "start_ns": None if start is None else start + base_ns,
                 "dur_ns": as_ns(event.get("dur")),
                 "device": as_int(event.get("pid")) if on_device and device is None else device,
