@@ -14,11 +14,17 @@ from perfkit.errors import PerfkitError
 __version__ = "0.1.0"
 
 _LAZY = {
-    "ingest": "perfkit.sources.ingest",
     "Store": "perfkit.store",
+    "TransformerSpec": "perfkit.flops.spec",
+    "analyze": "perfkit.analysis.analyze",
+    "compute_mfu": "perfkit.flops.calculator",
+    "find_device": "perfkit.hardware.lookup",
+    "ingest": "perfkit.sources.ingest",
+    "preset": "perfkit.flops.presets",
+    "resolve_peak": "perfkit.hardware.lookup",
 }
 
-__all__ = ["PerfkitError", "Store", "__version__", "ingest"]
+__all__ = ["PerfkitError", "__version__", *sorted(_LAZY)]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ from types import ModuleType
 import perfkit
 from perfkit.errors import PerfkitError
 
-COMMANDS: tuple[str, ...] = ("ingest", "export", "mfu", "store")
+COMMANDS: tuple[str, ...] = ("ingest", "analyze", "mfu", "hardware", "simulate", "export", "store")
 
 
 def load_command(name: str) -> ModuleType:

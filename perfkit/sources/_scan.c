@@ -13,11 +13,16 @@
  * missing commas between elements. The caller guarantees valid UTF-8 and PADDING readable bytes after
  * `end`. The scan runs without the GIL and allocates only with malloc.
  */
+#define _GNU_SOURCE /* strtod_l */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <locale.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__APPLE__)
+#include <xlocale.h>
+#endif
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -594,6 +599,8 @@ static int to_int64(uint64_t v, int negative, int64_t *out) {
     return OK;
 }
 
+static locale_t c_locale; /* the user's may write decimals with a comma */
+
 static double to_double(const Number *n, cursor from) {
     uint64_t v = 0;
     int64_t digits = 0;
@@ -616,7 +623,7 @@ static double to_double(const Number *n, cursor from) {
     if (!copy) return 0;
     memcpy(copy, from, len);
     copy[len] = 0;
-    double d = strtod(copy, NULL);
+    double d = strtod_l(copy, NULL, c_locale);
     if (copy != text) free(copy);
     return d;
 }
@@ -637,8 +644,8 @@ static inline int fast_integer(cursor *pp, cursor end, int is_time, int64_t *out
     if (is_time) {
         int decimals = 0;
         if (*p == '.') {
-            for (p++; is_digit(*p) && decimals < 4; p++, decimals++) v = v * 10 + (*p - '0');
-            if (decimals == 0 || decimals > 3) return 0;
+            for (p++; is_digit(*p) && decimals < 3; p++, decimals++) v = v * 10 + (*p - '0');
+            if (decimals == 0 || is_digit(*p)) return 0;
         }
         v *= decimals == 3 ? 1 : decimals == 2 ? 10 : decimals == 1 ? 100 : 1000;
     }
@@ -1387,6 +1394,8 @@ PyMODINIT_FUNC PyInit__scan(void) {
     memcpy(secret, PyBytes_AsString(random), sizeof secret);
     Py_DECREF(random);
     secret[0] |= 1, secret[1] |= 1;
+    c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (!c_locale) return PyErr_NoMemory();
     if (PyType_Ready(&OwnedType) < 0) return NULL;
     PyObject *m = PyModule_Create(&module);
     if (m) {

@@ -5,9 +5,9 @@ from itertools import pairwise
 import numpy as np
 import plain
 import pyarrow as pa
-from build import Row, call, copy, event, events, kernel, nccl, op, span, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trace_rows import Row, call, copy, event, events, kernel, nccl, op, span, step
 
 from perfkit.analysis.analyze import analyze_tables
 from perfkit.schema import ATTRIBUTION

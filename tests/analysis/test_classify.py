@@ -95,9 +95,9 @@ def test_collective_metadata_decides_before_any_name() -> None:
     assert got == ["communication", "compute", "communication", "op"]
 
 
-def test_a_waiting_mtia_queue_does_no_work() -> None:
+def test_everything_that_mtia_s_control_processor_does_is_device_work() -> None:
     rows = [("mtia_ccp_events", n) for n in ("pe_exe", "dma_request", "event_wait", "event_record")]
-    assert classes(*rows) == ["compute", "memcpy", "sync", "sync"]
+    assert classes(*rows) == ["compute", "memcpy", "compute", "compute"]
 
 
 def test_names_matter_only_for_the_class_that_a_rule_is_of() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from build import Row, call, event, events, frame, kernel, op, span, step
+from trace_rows import Row, call, event, events, frame, kernel, op, span, step
 
 from perfkit.analysis.analyze import analyze_tables
 from perfkit.schema import OPS, table_from_rows

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from build import Row, call, events, kernel, op, step
+from trace_rows import Row, call, events, kernel, op, step
 
 from perfkit.analysis.analyze import analyze_tables
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from build import Row, call, copy, event, events, kernel, nccl, op, span
+from trace_rows import Row, call, copy, event, events, kernel, nccl, op, span
 
 from perfkit.analysis.analyze import analyze_tables
 

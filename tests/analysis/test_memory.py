@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-from build import event, events, op
+from trace_rows import event, events, op
 
 from perfkit.analysis.analyze import analyze_tables
 from perfkit.analysis.memory import MAX_POINTS

@@ -176,9 +176,3 @@ def test_an_archive_of_eight_ranks_is_one_run(traces: Path) -> None:
     found = analyze(traces / "facebookresearch__param/et_replay/tests/inputs/dlrm_kineto.tar.gz").summary
     assert found["quality"]["ranks"] == list(range(8))
     assert found["scope"] == {"ranks_traced": 8, "world_size": 8, "steps": [10, 10]}
-
-
-def test_two_runs_of_one_rank_are_pointed_out(traces: Path) -> None:
-    found = analyze([traces / KINETO / "resnet50_num_workers_0", traces / KINETO / "resnet50_num_workers_0"]).summary
-    assert len(found["ranks"]) == 1
-    assert any("same time" in note for note in found["quality"]["notes"]) or found["quality"]["steps_kept"] == 6

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from build import call, events, kernel, step
+from trace_rows import call, events, kernel, step
 
 from perfkit.analysis.analyze import analyze_tables
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from build import Row, call, copy, event, events, kernel, nccl, op, span, step
+from trace_rows import Row, call, copy, event, events, kernel, nccl, op, span, step
 
 from perfkit.analysis.timeline import read_timelines
 from perfkit.analysis.windows import Windows, find_steps, find_windows

@@ -106,7 +106,7 @@ def test_a_given_peak_overrides_the_registry():
     result = llama(peak_flops=500e12)
     assert result.mfu == pytest.approx(result.tflops_per_device / 500)
     assert "--peak-flops" in (result.peak_source or "")
-    assert "FLOP/s" in llama(peak_flops=989, tokens_per_second_per_device=1e-9).messages[0]
+    assert "FLOP/s" in llama(peak_flops=989, tokens_per_second_per_device=1e-9).notes[0]
 
 
 def test_a_result_above_one_is_invalid_and_has_three_causes():
@@ -173,7 +173,7 @@ def test_a_convention_that_cannot_count_names_those_that_can():
 
 
 def test_narayanan_says_that_it_counts_recompute():
-    assert any("hardware utilisation" in m for m in llama(convention="narayanan").messages)
+    assert any("hardware utilisation" in m for m in llama(convention="narayanan").notes)
 
 
 def test_packed_documents_lower_attention():
@@ -205,3 +205,19 @@ def test_an_mfu_is_never_above_one_and_never_negative(speed, peak):
     for value in (result.mfu, result.hfu, *(r.mfu for r in result.conventions.values())):
         assert value is None or 0 < value <= 1
     assert result.ok or any("above 1" in m for m in result.messages)
+
+
+def test_a_count_of_your_own_replaces_the_convention():
+    result = llama(flops_per_token=50e9)
+    assert result.convention == "given"
+    assert result.mfu == pytest.approx(50e9 * 5762 / 989.5e12)
+    assert result.conventions["palm"].mfu == pytest.approx(llama().mfu)
+    alone = compute_mfu(flops_per_token=50e9, hardware=H100, tokens_per_second_per_device=5762)
+    assert alone.mfu == result.mfu
+    with pytest.raises(UsageError):
+        llama(flops_per_token=0)
+
+
+def test_a_misspelt_argument_is_refused():
+    with pytest.raises(UsageError, match="token_per_second"):
+        llama(token_per_second=3)

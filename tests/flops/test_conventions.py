@@ -100,6 +100,16 @@ def test_selective_recompute_of_korthikanti_doubles_attention():
     assert count.hardware - count.model == pytest.approx(12 * 96 * 12288 * 2048)
 
 
+@pytest.mark.parametrize(
+    ("activation", "seen"), [(None, True), ("silu", True), ("geglu", False), ("quick_geglu", False)]
+)
+def test_megatron_sees_a_gate_only_with_silu(activation, seen):
+    gated = dataclasses.replace(GPT, gated=True, activation=activation)
+    extra = per_token("megatron", gated) - per_token("megatron", GPT)
+    assert extra == (6 * 2 * 8 * 32 if seen else 0)
+    assert per_token("megatron-bridge", gated) - per_token("megatron-bridge", GPT) == 6 * 2 * 8 * 32
+
+
 def test_megatron_does_not_see_the_gate_of_gpt_oss_and_bridge_does():
     spec = dataclasses.replace(preset("gpt-oss-120b"), seq_len=4096, window=None)
     experts = 6 * 36 * 4 * 2880 * 2880

@@ -22,7 +22,8 @@ PUBLISHED_TOTALS = {
     "gemma2-27b": 27227128320, "phi-3-mini": 3821079552, "nanochat-d20": 560988160,
     "mpt-7b": 6658859008, "mpt-30b": 29975214080, "mpt-70b": 64862437376,
 }  # fmt: skip
-"""Totals as the publishers' checkpoints have them (safetensors metadata, model cards, llm-foundry)."""
+"""Totals of the released checkpoints. Those of llama3 and mpt are in published tables; the others were written from
+memory, so that they check the shapes for consistency and are no independent source."""
 
 NEARLY = {
     "gpt-oss-120b": 116829156672,

@@ -114,6 +114,11 @@ def test_a_mig_slice_is_not_the_board():
     assert find_device(name, sm_count=60).device.get("memory_gbps") is None
 
 
+def test_a_full_name_with_fewer_sms_is_a_slice():
+    assert peak_tflops("NVIDIA A100-SXM4-80GB", sm_count=42) == pytest.approx(312 * 42 / 108)
+    assert peak_tflops("NVIDIA A100-SXM4-80GB", sm_count=108) == 312
+
+
 def test_a_mig_slice_of_an_unknown_board_is_unknown():
     with pytest.raises(UnknownHardware, match="MIG slice"):
         find_device("NVIDIA Foo MIG 1g.10gb", sm_count=14)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import csv
+from importlib import resources
+
 import pytest
 
 from perfkit.errors import UsageError
@@ -31,6 +34,13 @@ def test_conflicting_sources_are_noted():
     assert devices["GB200"].get("bf16") == 2450
     assert "15000" in devices["B300-SXM"].values["fp4"].note
     assert devices["A10G"].get("bf16") is None
+
+
+def test_every_name_has_a_source_and_a_device():
+    text = resources.files("perfkit.hardware").joinpath("data", "names.csv").read_text("utf-8")
+    for row in csv.DictReader(text.splitlines()):
+        assert row["source"]
+        assert row["device"] in load_registry().devices
 
 
 def test_no_two_devices_share_a_name():

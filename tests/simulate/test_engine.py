@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -83,7 +85,7 @@ def test_members_of_a_collective_agree_about_it(sim: Simulation) -> None:
             seen.setdefault(key, []).append((rank, row))
     for (_, _, sender, receiver), members in seen.items():
         row = members[0][1]
-        ranks = sorted(eval(str(row["group_ranks"]))) if sender is None else sorted([sender, receiver])
+        ranks = sorted(json.loads(str(row["group_ranks"]))) if sender is None else sorted([sender, receiver])
         # twice per rank: the op on the host and the kernel
         assert sorted(rank for rank, _ in members) == sorted(ranks * 2)
         for name in ("dtype", "in_nelems", "out_nelems", "group_size", "group_desc", "group_ranks"):

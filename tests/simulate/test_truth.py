@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 
@@ -118,7 +119,7 @@ def test_model_flops_are_those_of_the_shapes_in_the_trace() -> None:
     products = 0
     for rank in sim.ranks:
         for dims in sim.tables(rank)["ops"]["input_dims"].to_pylist():
-            shapes = [] if dims is None else eval(dims)
+            shapes = [] if dims is None else json.loads(dims)
             if len(shapes) == 2 and all(len(shape) == 2 for shape in shapes):
                 (m, k), (_, n) = shapes
                 products += 2 * m * k * n

@@ -1,0 +1,307 @@
+"""How fast traces become columns, against what people use today; one table from one run.
+
+    python benchmarks/ingest.py                     # the largest real traces and a 500 MB file
+    python benchmarks/ingest.py --rounds 3 --peers perfkit,json,orjson,msgspec,hta
+    python benchmarks/ingest.py --memory            # peak RSS on a 2 GB rank, plain and gzipped
+
+Every measurement is a process of its own that imports first and then reads once, so that start-up is not
+counted and peak RSS is the reader's. Rounds are interleaved (all tools, then all again) and the best
+wall time of each is printed: this is a shared machine. `x HTA` is the ratio of wall times in this run.
+
+What is compared, as equally as the tools allow:
+  columns    all events as typed columns in memory. perfkit: every table, dictionary-encoded. json, orjson:
+             parsed, then the same event columns as pandas. msgspec: typed structs, then Arrow columns.
+             HTA: TraceAnalysis' own loader (parse_trace_file) into its DataFrame, with its default args.
+  parquet    the same on disk. HTA writes nothing: its time is that of its load.
+`1 core` pins the process to one CPU; `2 cores` does not.
+
+HTA is installed as `traceinsight` (its name on PyPI) into a venv of its own under the cache folder; orjson
+and msgspec go into another one. Files: $PERFKIT_TRACES or ../shared/traces; made ones go to the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CACHE = Path(os.environ.get("PERFKIT_BENCH_CACHE", Path(tempfile.gettempdir()) / "perfkit-bench"))
+TRACES = Path(os.environ.get("PERFKIT_TRACES", ROOT.parent / "shared" / "traces"))
+PACKAGES = {"hta": ["traceinsight==0.6.1"], "peers": ["orjson", "msgspec", "pandas", "pyarrow", "numpy"]}
+
+# ------------------------------------------------------------------ the readers, each run in its own process
+
+COMMON = """
+import json, os, resource, sys, time
+path, cores, extra = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+if cores == 1:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+def unpacked():
+    if path.endswith(".gz"):
+        import gzip
+        return gzip.open(path).read()
+    return open(path, "rb").read()
+def timed(function):
+    wall, cpu = time.perf_counter(), time.process_time()
+    events = function()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    for line in open("/proc/self/status"):
+        if line.startswith("VmHWM"):
+            rss = int(line.split()[1]) * 1024
+    print(json.dumps({"wall": wall, "cpu": cpu, "rss": rss, "events": events}))
+KEYS = ["ph", "cat", "name", "pid", "tid", "ts", "dur"]
+ARGS = ["External id", "correlation", "stream", "device", "Input Dims", "Input type", "Sequence number", "bytes"]
+"""
+
+READERS = {
+    "perfkit": (
+        "perfkit",
+        """
+from pathlib import Path
+from perfkit.sources import kineto
+from perfkit.sources.base import Input, ReadOptions
+from perfkit.analysis.classify import default_classifier
+default_classifier()
+import pyarrow.parquet
+def run():
+    file = Path(path)
+    packed = "gzip" if path.endswith(".gz") else "none"
+    given = Input(path, "kineto", file, file.stat().st_size, "", packed)
+    reading = kineto.read(given, ReadOptions(threads=cores))
+    kept = [chunk for chunk in reading]
+    return reading.parts[0].num_events
+timed(run)
+""",
+    ),
+    "perfkit parquet": (
+        "perfkit",
+        """
+import shutil, tempfile
+import perfkit
+from perfkit.sources import ingest as _, kineto
+from perfkit.analysis.classify import default_classifier
+default_classifier()
+import pyarrow.parquet
+folder = tempfile.mkdtemp(dir=os.path.dirname(path))
+def run():
+    return perfkit.ingest(path, store=folder + "/store", workers=cores).num_events
+timed(run)
+shutil.rmtree(folder)
+""",
+    ),
+    "json": (
+        "peers",
+        """
+import pandas as pd
+def run():
+    document = json.loads(unpacked())
+    events = document["traceEvents"] if isinstance(document, dict) else document
+    columns = {key: [event.get(key) for event in events] for key in KEYS}
+    args = [event.get("args") or {} for event in events]
+    columns.update({key: [a.get(key) for a in args] for key in ARGS})
+    frame = pd.DataFrame(columns)
+    return len(frame)
+timed(run)
+""",
+    ),
+    "orjson + pandas": (
+        "peers",
+        """
+import orjson, pandas as pd
+def run():
+    document = orjson.loads(unpacked())
+    events = document["traceEvents"] if isinstance(document, dict) else document
+    columns = {key: [event.get(key) for event in events] for key in KEYS}
+    args = [event.get("args") or {} for event in events]
+    columns.update({key: [a.get(key) for a in args] for key in ARGS})
+    frame = pd.DataFrame(columns)
+    return len(frame)
+timed(run)
+""",
+    ),
+    "msgspec": (
+        "peers",
+        """
+import msgspec, pyarrow as pa
+from typing import Any
+Args = msgspec.defstruct("Args", [("a%d" % i, Any, None) for i in range(len(ARGS))], gc=False,
+                         rename={"a%d" % i: key for i, key in enumerate(ARGS)})
+Event = msgspec.defstruct("Event", [(key, Any, None) for key in KEYS] + [("args", Args | None, None)], gc=False)
+Trace = msgspec.defstruct("Trace", [("traceEvents", list[Event])], gc=False)
+decoder, listed = msgspec.json.Decoder(Trace), msgspec.json.Decoder(list[Event])
+def run():
+    data = unpacked()
+    events = listed.decode(data) if data.lstrip()[:1] == b"[" else decoder.decode(data).traceEvents
+    columns = {}
+    for key in ("ts", "dur"):
+        columns[key] = pa.array([getattr(e, key) for e in events], pa.float64())
+    for key in ("ph", "cat", "name"):
+        columns[key] = pa.array([getattr(e, key) for e in events], pa.utf8())
+    for i, key in enumerate(ARGS):
+        values = [getattr(e.args, "a%d" % i) if e.args is not None else None for e in events]
+        columns[key] = pa.array([None if v is None else v if type(v) is int else str(v) for v in values]
+                                if all(v is None or type(v) is int for v in values)
+                                else [None if v is None else str(v) for v in values])
+    return len(pa.table(columns))
+timed(run)
+""",
+    ),
+    "HTA": (
+        "hta",
+        """
+import logging
+logging.disable(logging.CRITICAL)
+from hta.common.trace_parser import parse_trace_file
+def run():
+    result = parse_trace_file(path)
+    return len(result[1])
+timed(run)
+""",
+    ),
+}
+
+
+def venv(name: str) -> Path:
+    """Python of a venv with the packages of a peer."""
+    if name == "perfkit":
+        return Path(sys.executable)
+    folder = CACHE / f"venv-{name}"
+    if not (folder / "done").exists():
+        print(f"installing {', '.join(PACKAGES[name])} …", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run(
+            [folder / "bin/pip", "install", "--quiet", *PACKAGES[name]], check=True, stderr=subprocess.DEVNULL
+        )
+        (folder / "done").touch()
+    return folder / "bin/python"
+
+
+def measure(reader: str, path: Path, cores: int) -> dict[str, float] | None:
+    """Read once in a process of its own; None if the tool fails."""
+    where, code = READERS[reader]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT) if where == "perfkit" else ""}
+    command = [venv(where), "-c", COMMON + code, str(path), str(cores)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        print(f"{reader} failed on {path.name}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+        return None
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+# ------------------------------------------------------------------ files
+
+
+def repeat_trace(source: Path, target: Path, size: int) -> Path:
+    """Repeat the events of a real trace with shifted times until the file has `size` bytes."""
+    if target.exists() and target.stat().st_size >= size:
+        return target
+    text = gzip.decompress(source.read_bytes())
+    start = text.index(b"[", text.index(b'"traceEvents"')) + 1
+    end = text.rindex(b"]")
+    shift = re.compile(rb'("ts":\s*)(\d+)')
+    with target.open("wb") as file:
+        file.write(text[:start])
+        for copy in range(1 + size // (end - start)):
+            body = shift.sub(lambda m, k=copy: m[1] + str(int(m[2]) + k * 10**8).encode(), text[start:end])
+            file.write((b"," if copy else b"") + body)
+        file.write(text[end:])
+    return target
+
+
+def compress(path: Path) -> Path:
+    """Gzip a file beside it."""
+    target = path.with_name(path.name + ".gz")
+    if not target.exists():
+        with path.open("rb") as source, gzip.open(target, "wb", 1) as packed:
+            while block := source.read(1 << 24):
+                packed.write(block)
+    return target
+
+
+def uncompressed_size(path: Path) -> int:
+    if path.suffix != ".gz":
+        return path.stat().st_size
+    with gzip.open(path) as file:
+        total = 0
+        while block := file.read(1 << 24):
+            total += len(block)
+    return total
+
+
+def pick_files(size: int) -> list[Path]:
+    """The largest real traces, unpacked into the cache as .json, and one of them repeated to `size`."""
+    hta = TRACES / "facebookresearch__HolisticTraceAnalysis/tests/data/trace_diff"
+    real = [hta / "control/control.json.gz", TRACES / "pytorch__kineto/tb_plugin/samples/resnet50_num_workers_0"]
+    real[1] = next(real[1].glob("*.gz"))
+    files = []
+    for source in real:
+        target = CACHE / source.name.removesuffix(".gz")
+        if not target.exists():
+            target.write_bytes(gzip.decompress(source.read_bytes()))
+        files.append(target)
+    big = repeat_trace(real[0], CACHE / f"repeated-{size >> 20}MB.json", size)
+    return [*files, big, compress(big)]
+
+
+# ------------------------------------------------------------------ tables
+
+
+def compare(readers: list[str], files: list[Path], rounds: int) -> None:
+    for path in files:
+        size = uncompressed_size(path)
+        runs = [(reader, cores) for reader in readers for cores in ((1, 2) if reader.startswith("perfkit") else (1,))]
+        best: dict[tuple[str, int], dict[str, float]] = {}
+        for _ in range(rounds):
+            for run in runs:
+                result = measure(run[0], path, run[1])
+                if result and result["wall"] < best.get(run, {"wall": float("inf")})["wall"]:
+                    best[run] = result
+        hta = best.get(("HTA", 1))
+        print(
+            f"\n{path.name}: {size / 1e6:.0f} MB of JSON, {path.stat().st_size / 1e6:.0f} MB stored, best of {rounds}"
+        )
+        print(f"{'':18}{'cores':>6}{'wall s':>9}{'CPU s':>9}{'peak MB':>9}{'MB/s':>8}{'events/s':>13}{'x HTA':>8}")
+        for (reader, cores), result in best.items():
+            ratio = f"{hta['wall'] / result['wall']:.1f}" if hta else "–"
+            print(
+                f"{reader:18}{cores:>6}{result['wall']:>9.2f}{result['cpu']:>9.2f}{result['rss'] / 1e6:>9.0f}"
+                f"{size / 1e6 / result['wall']:>8.0f}{result['events'] / result['wall']:>13,.0f}{ratio:>8}"
+            )
+
+
+def memory(size: int) -> None:
+    source = TRACES / "facebookresearch__HolisticTraceAnalysis/tests/data/trace_diff/control/control.json.gz"
+    big = repeat_trace(source, CACHE / f"repeated-{size >> 20}MB.json", size)
+    print(f"{'ingest to parquet':30}{'wall s':>9}{'peak MB':>9}{'MB/s':>8}")
+    for path in (big, compress(big)):
+        result = measure("perfkit parquet", path, 2)
+        if result:
+            rate = uncompressed_size(path) / 1e6 / result["wall"]
+            print(f"{path.name:30}{result['wall']:>9.2f}{result['rss'] / 1e6:>9.0f}{rate:>8.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--size-mb", type=int, default=500)
+    parser.add_argument("--peers", default=",".join(READERS), help="comma-separated readers")
+    parser.add_argument("--only-large", action="store_true", help="skip the small real files")
+    parser.add_argument("--memory", action="store_true", help="peak RSS on a 2 GB rank")
+    args = parser.parse_args()
+    CACHE.mkdir(parents=True, exist_ok=True)
+    if args.memory:
+        memory(2 << 30)
+        return
+    files = pick_files(args.size_mb << 20)
+    compare(args.peers.split(","), files[2:] if args.only_large else files, args.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+r"""Charge every nanosecond of a window to exactly one category (definition 2).
+
+    attribute(timeline, device, windows) -> attribution rows
+
+Overlap is resolved by priority: compute, then communication that no compute hides, then copies that
+neither hides; the rest is idle. So `exposed_comm` is only the time that training waited on the network.
+The parts sum to the window to the nanosecond, by construction: each is a difference of growing unions.
+
+A rank without a device (definition 3) computes in its ops: K is the union of ops, less those that only
+hand over to communication or block; C is the work of the CPU collectives (`gloo:*`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from perfkit.analysis.classify import CLASSES, cpu_kind
+from perfkit.analysis.intervals import Ints, Spans, covered, difference, join, union
+from perfkit.analysis.timeline import Timeline
+from perfkit.analysis.windows import NEVER, Steps, Windows, launch_times
+from perfkit.schema import ATTRIBUTION, conform
+
+
+class Busy(NamedTuple):
+    """The sets of definition 2 on one device."""
+
+    compute: Spans
+    communication: Spans
+    memcpy: Spans
+    unknown: Spans
+
+    @property
+    def any(self) -> Spans:
+        """K ∪ C ∪ M."""
+        return join(self.compute, self.communication, self.memcpy)
+
+
+def busy_sets(timeline: Timeline, device: int | None) -> Busy:
+    """Return what kept a device (None: the host of a rank without one) busy."""
+    if device is None:
+        return _host_sets(timeline)
+    work, here = timeline.work, timeline.work.device == device
+
+    def of(*classes: str) -> Spans:
+        rows = here & np.isin(work.kind, [CLASSES.index(c) for c in classes])
+        return union(work.start[rows], work.end[rows])
+
+    unknown = here & timeline.unknown
+    return Busy(
+        of("compute"), of("communication"), of("memcpy", "memset"), union(work.start[unknown], work.end[unknown])
+    )
+
+
+def attribute(timeline: Timeline, device: int | None, windows: Windows, busy: Busy, steps: Steps | None) -> pa.Table:
+    """Return one row of `attribution` per window, after one for what runs before the first (carry_in)."""
+    start, end, step = windows.start, windows.end, windows.step
+    both, everything = join(busy.compute, busy.communication), busy.any
+    first = everything.start[0] if len(everything.start) else NEVER
+    early = bool(len(start) and NEVER < first < start[0])
+    if early:
+        start, end, step = np.append(first, start), np.append(start[0], end), np.append(-1, step)
+    carry_in = np.zeros(len(start), bool)
+    carry_in[:1] = early
+    compute, worked, active = (covered(s, start, end) for s in (busy.compute, both, everything))
+    comm = covered(busy.communication, start, end)
+    number = len(start)
+    return conform(
+        ATTRIBUTION,
+        pa.table(
+            {
+                "rank": np.full(number, timeline.rank),
+                "device": pa.array([device if device is not None and device >= 0 else None] * number, pa.int32()),
+                "step": pa.array(step, mask=step < 0),
+                "start_ns": start,
+                "window_ns": end - start,
+                "compute_ns": compute,
+                "exposed_comm_ns": worked - compute,
+                "exposed_memcpy_ns": active - worked,
+                "idle_ns": end - start - active,
+                "comm_ns": comm,
+                "overlap_ns": comm - (worked - compute),
+                "unknown_ns": covered(busy.unknown, start, end),
+                "spill_ns": spill(timeline, device, windows, steps, lead=early),
+                "carry_in": carry_in,
+            }
+        ),
+    )
+
+
+def spill(timeline: Timeline, device: int | None, windows: Windows, steps: Steps | None, *, lead: bool) -> pa.Array:
+    """Device time of each step's work beyond its own window; null where steps are not known."""
+    rows: list[int | None] = [None] * lead
+    if device is None or steps is None or windows.source == "trace":
+        return pa.array(rows + [None] * len(windows.step), pa.int64())
+    work = timeline.work.take(timeline.work.device == device)
+    at = steps.at(launch_times(timeline, work, NEVER))
+    order = np.argsort(at, kind="stable")
+    edges = np.searchsorted(at[order], np.arange(len(steps.number) + 1))
+    position = {number: i for i, number in enumerate(steps.number.tolist())}
+    for number, end in zip(windows.step.tolist(), windows.end.tolist(), strict=True):
+        i = position[number]
+        mine = order[edges[i] : edges[i + 1]]
+        beyond = mine[work.end[mine] > end]
+        rows.append(union(np.maximum(work.start[beyond], end), work.end[beyond]).total)
+    return pa.array(rows, pa.int64())
+
+
+def _host_sets(timeline: Timeline) -> Busy:
+    host = timeline.host
+    used = np.unique(host.name)
+    lut = np.full(len(timeline.names), "", object)
+    lut[used] = cpu_kind(pa.array([timeline.names[i] for i in used], pa.utf8())).to_pylist()
+    what = lut[host.name]
+    is_op, is_range = (host.kind == CLASSES.index(c) for c in ("op", "range"))
+
+    def of(rows: Ints) -> Spans:
+        return union(host.start[rows], host.end[rows])
+
+    steps = np.array([name.startswith("ProfilerStep") for name in timeline.names], bool)[host.name]
+    work = of(is_op & (what == "work") & ~steps)  # old traces record ProfilerStep as an op
+    waits = of(is_op & (what == "wait"))
+    nothing = union([], [])
+    return Busy(difference(work, waits), of((is_op | is_range) & (what == "communication")), nothing, nothing)

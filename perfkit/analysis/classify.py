@@ -1,0 +1,239 @@
+r"""Say what every event is: the one classifier of the project.
+
+    classify_events(category, name, has_collective_args, phase) -> class      one value per row
+    kernel_family(names)                                        -> family     one value per row
+
+Classes, on the device: `compute`, `communication`, `memcpy`, `memset` are work; `sync` and
+`device_range` are drawn on the device and are not. On the host: `op`, `runtime`, `python`, `range`,
+`memory` (allocator instants), `overhead` (the profiler's), `gc`. Elsewhere: `flow`, `counter`. Null is
+none of these.
+
+Collective metadata in args decides first, then the rules of `classes.csv`. A user's file of the same
+columns goes before them (`Classifier.load(path)`, or the environment variable PERFKIT_CLASSES, which
+worker processes inherit). Patterns search the lower-cased name; the first that matches wins.
+
+A kernel that no pattern knows is `compute` with family `unknown`: it counts as work and is reported as
+unknown. `other` means known, and none of the families.
+
+The class says what recorded an event, not how a rank is analysed: `gloo:all_reduce` on a CPU-only rank
+stays a `range` or `op` here, and `cpu_kind` tells the analysis of such ranks (definition 3) that it is
+communication. On a GPU rank the same op is only the host side of work that the device does.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from perfkit.errors import UsageError
+
+CLASSES: tuple[str, ...] = (
+    "compute", "communication", "memcpy", "memset", "sync", "device_range",
+    "op", "runtime", "python", "range", "memory", "overhead", "gc", "flow", "counter",
+)  # fmt: skip
+DEVICE_WORK: tuple[str, ...] = ("compute", "communication", "memcpy", "memset")
+"""Classes that occupy a device."""
+FAMILIES: tuple[str, ...] = (
+    "gemm", "attention", "conv", "norm", "elementwise", "reduction", "embedding", "optimizer", "copy", "other",
+    "unknown",
+)  # fmt: skip
+CPU_KINDS: tuple[str, ...] = ("work", "communication", "wait")
+"""What an op or range of a CPU-only rank is."""
+
+HOST_KINDS: tuple[str, ...] = (
+    "data_loader", "checkpoint", "sync", "allocator", "optimizer", "gc", "compile", "logging", "python",
+    "framework", "runtime",
+)  # fmt: skip
+"""Whom a late host can be blamed on; see perfkit.analysis.culprits."""
+
+_RESULTS = {"category": CLASSES, "class": CLASSES, "family": FAMILIES, "cpu": CPU_KINDS, "host": HOST_KINDS}
+_COLUMNS = ["kind", "of", "pattern", "result", "note"]
+_PHASES = {"C": "counter", "s": "flow", "t": "flow", "f": "flow"}
+_CACHE_SIZE = 1_000_000
+
+Text: TypeAlias = "pa.Array | pa.ChunkedArray"
+Codes: TypeAlias = npt.NDArray[np.int8]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of a rules file."""
+
+    kind: str
+    """`category`: the whole category; `class`: the name, if the class so far is `of`; `family`; `cpu`;
+    `host`: the name, for events of class `of`, or of any if empty."""
+    of: str
+    pattern: re.Pattern[str]
+    result: str
+
+
+@dataclass
+class Classifier:
+    """Ordered rules with a memory of the names seen so far."""
+
+    rules: Sequence[Rule]
+    _seen: dict[tuple[str, str], dict[str, str | None]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def load(cls, *files: Path | str) -> Classifier:
+        """Rules of the user's files, first file first, before the ones that come with perfkit."""
+        rules: list[Rule] = []
+        for path in files:
+            try:
+                text = Path(path).read_text()
+            except OSError as error:
+                raise UsageError(f"cannot read the rules in {path}: {error.strerror}") from None
+            rules += read_rules(text, str(path))
+        bundled = resources.files("perfkit.analysis").joinpath("classes.csv").read_text()
+        return cls([*rules, *read_rules(bundled, "classes.csv")])
+
+    def match(self, kind: str, of: str, text: str) -> str | None:
+        """Return the result of the first rule that matches, or None."""
+        seen = self._seen.setdefault((kind, of), {})
+        if text not in seen:
+            if len(seen) >= _CACHE_SIZE:
+                seen.clear()
+            lowered = text.lower()
+            for rule in self.rules:
+                if rule.kind == kind and rule.of == of and rule.pattern.search(lowered):
+                    seen[text] = rule.result
+                    break
+            else:
+                seen[text] = None
+        return seen[text]
+
+    def classify(
+        self, category: Text, name: Text, has_collective_args: npt.ArrayLike | None = None, phase: Text | None = None
+    ) -> pa.DictionaryArray:
+        """See `classify_events`."""
+        category_codes, categories = encode_text(category)
+        name_codes, names = encode_text(name)
+        lut = _lookup((self.match("category", "", text) for text in categories), CLASSES)
+        result = lut[category_codes]
+        for of in dict.fromkeys(rule.of for rule in self.rules if rule.kind == "class"):
+            rows = np.flatnonzero(result == (CLASSES.index(of) if of else -1))
+            used = np.zeros(len(names) + 1, bool)
+            used[name_codes[rows]] = True
+            lut = np.full(len(names) + 1, -1, np.int8)
+            lut[:-1] = _lookup(
+                (self.match("class", of, text) if used[i] else None for i, text in enumerate(names)), CLASSES
+            )[:-1]
+            found = lut[name_codes[rows]]
+            result[rows] = np.where(found >= 0, found, result[rows])
+        if has_collective_args is not None:
+            on_device = np.isin(result, [CLASSES.index(c) for c in DEVICE_WORK])
+            result[on_device & np.asarray(has_collective_args, bool)] = CLASSES.index("communication")
+        if phase is not None:
+            phase_codes, phases = encode_text(phase)
+            forced = _lookup((_PHASES.get(text) for text in phases), CLASSES)[phase_codes]
+            result = np.where(forced >= 0, forced, result)
+        return _decode(result, CLASSES)
+
+    def family(self, names: Text) -> pa.DictionaryArray:
+        """See `kernel_family`."""
+        codes, texts = encode_text(names)
+        lut = _lookup((self.match("family", "", text) or "unknown" for text in texts), FAMILIES)
+        return _decode(lut[codes], FAMILIES)
+
+    def cpu_kind(self, names: Text) -> pa.DictionaryArray:
+        """See `cpu_kind`."""
+        codes, texts = encode_text(names)
+        lut = _lookup((self.match("cpu", "", text) or "work" for text in texts), CPU_KINDS)
+        return _decode(lut[codes], CPU_KINDS)
+
+
+def read_rules(text: str, source: str) -> list[Rule]:
+    """Parse a rules file; every mistake names its line."""
+    reader = csv.DictReader(text.splitlines())
+    if reader.fieldnames is None or list(reader.fieldnames)[:4] != _COLUMNS[:4]:
+        raise UsageError(f"{source}: the first line must be {','.join(_COLUMNS)}")
+    rules = []
+    for row in reader:
+        where, kind, of = f"{source} line {reader.line_num}", row["kind"], row["of"] or ""
+        if kind not in _RESULTS:
+            raise UsageError(f"{where}: kind {kind!r} is none of {', '.join(_RESULTS)}")
+        if row["result"] not in _RESULTS[kind]:
+            raise UsageError(f"{where}: result {row['result']!r} is none of {', '.join(_RESULTS[kind])}")
+        if of and (kind not in ("class", "host") or of not in CLASSES):
+            raise UsageError(f"{where}: `of` is a class, and only for the kinds class and host")
+        try:
+            pattern = re.compile(rf"\A(?:{row['pattern']})\Z" if kind == "category" else row["pattern"], re.IGNORECASE)
+        except re.error as error:
+            raise UsageError(f"{where}: bad pattern: {error}") from None
+        rules.append(Rule(kind, of, pattern, row["result"]))
+    return rules
+
+
+@lru_cache(maxsize=8)
+def _load(path: str | None) -> Classifier:
+    return Classifier.load(path) if path else Classifier.load()
+
+
+def default_classifier() -> Classifier:
+    """Return the rules that come with perfkit, after those of PERFKIT_CLASSES if it is set."""
+    return _load(os.environ.get("PERFKIT_CLASSES") or None)
+
+
+def classify_events(
+    category: Text,
+    name: Text,
+    has_collective_args: npt.ArrayLike | None = None,
+    phase: Text | None = None,
+    *,
+    classifier: Classifier | None = None,
+) -> pa.DictionaryArray:
+    """Return the class of every row: one of `CLASSES` or null.
+
+    `has_collective_args` marks rows with metadata of a communication library; a piece of device work
+    that carries it is communication whatever its name. `phase` tells counters and flows.
+    """
+    return (classifier or default_classifier()).classify(category, name, has_collective_args, phase)
+
+
+def kernel_family(names: Text, *, classifier: Classifier | None = None) -> pa.DictionaryArray:
+    """Return the family of every kernel name: one of `FAMILIES`, `unknown` if no pattern knows it."""
+    return (classifier or default_classifier()).family(names)
+
+
+def cpu_kind(names: Text, *, classifier: Classifier | None = None) -> pa.DictionaryArray:
+    """Return what an op or range means on a rank without a device: one of `CPU_KINDS`."""
+    return (classifier or default_classifier()).cpu_kind(names)
+
+
+def encode_text(values: Text) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """Return codes and values of a text column; a null has the code -1, which indexes the last entry of a lookup."""
+    if isinstance(values, pa.ChunkedArray):
+        values = (
+            values.unify_dictionaries().combine_chunks()
+            if pa.types.is_dictionary(values.type)
+            else values.combine_chunks()
+        )
+    if isinstance(values, pa.ChunkedArray):  # combine_chunks keeps several chunks of a very large column
+        values = pa.concat_arrays(values.chunks)
+    if not pa.types.is_dictionary(values.type):
+        values = pc.dictionary_encode(values.cast(pa.utf8()))
+    codes = pc.fill_null(values.indices.cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
+    return codes, values.dictionary.cast(pa.utf8()).to_pylist()
+
+
+def _lookup(results: Iterable[str | None], vocabulary: Sequence[str]) -> Codes:
+    index = {text: i for i, text in enumerate(vocabulary)}
+    return np.array([*(-1 if r is None else index[r] for r in results), -1], np.int8)
+
+
+def _decode(codes: Codes, vocabulary: Sequence[str]) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(
+        pa.array(codes.astype(np.int32), mask=codes < 0), pa.array(vocabulary, pa.utf8())
+    )

@@ -1,0 +1,133 @@
+"""Read traces for an analysis that needs no store.
+
+    plan_inputs(paths, spool, rejected) -> [PlannedInput]
+    read_input(planned)                 -> Iterator[TracePart]      one rank's share of one input at a time
+
+Ranks and segments are planned as `perfkit ingest` does (perfkit.sources.ranks).
+
+Only what the analysis looks at is kept in memory: no arrows, no args, and of the events the columns of
+`timeline.EVENT_COLUMNS`. `num_events` counts all that were read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, MutableSequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from perfkit.analysis.classify import DEVICE_WORK, classify_events
+from perfkit.analysis.timeline import EVENT_COLUMNS, HOST_CLASSES
+from perfkit.errors import InputError
+from perfkit.schema import TABLES
+from perfkit.sources import kineto
+from perfkit.sources.base import Chunk, ReadOptions
+from perfkit.sources.detect import find_inputs
+from perfkit.sources.ranks import PlannedInput, plan_parts
+from perfkit.sources.work import peek, reader_of
+
+_CLASSES = (*DEVICE_WORK, *HOST_CLASSES, "memory")
+_KEPT = {
+    "events": EVENT_COLUMNS, "ops": ("event_id", "call_stack"), "memory": TABLES["memory"].names,
+    "device_info": ("device", "name"), "steps": TABLES["steps"].names,
+}  # fmt: skip
+
+
+@dataclass
+class TracePart:
+    """Tables of one rank from one input (or of many ranks, from a caller that has them)."""
+
+    path: str
+    tables: dict[str, pa.Table]
+    world_size: int | None = None
+    synthetic: bool = False
+    rank: int | None = None
+    host: str | None = None
+    oddities: list[str] = field(default_factory=list)
+    """What its source found odd."""
+    num_events: int | None = None
+
+    def infos(self) -> dict[int, dict[str, Any]]:
+        """Host and device name by rank, where known."""
+        if self.rank is None:
+            return {}
+        names = [n for n in self.tables["device_info"]["name"].to_pylist() if n] if "device_info" in self.tables else []
+        device = names[0] if len(set(names)) == 1 else None
+        return {self.rank: {"host": self.host, "device": device}}
+
+
+def plan_inputs(
+    paths: Iterable[str | os.PathLike[str]], spool: Path, rejected: MutableSequence[dict[str, str]]
+) -> list[PlannedInput]:
+    """Find what is under `paths` and give every part its rank and segment, as ingest does.
+
+    What cannot be used is appended to `rejected`. Members of archives may be copied to `spool`.
+    """
+    found = find_inputs(paths, spool=spool)
+    peeked = []
+    for input in found.inputs:
+        try:
+            peeked.append((input, peek(input)))
+        except InputError as error:
+            found.rejected.append(error)
+    rejected += [{"path": e.path, "reason": reason(e)} for e in found.rejected]
+    return [planned for group in plan_parts(peeked, ()) for planned in group]
+
+
+def reason(error: InputError) -> str:
+    """Return the message without the path."""
+    return f"{error.message}; {error.next_step}" if error.next_step else error.message
+
+
+def read_input(planned: PlannedInput) -> Iterator[TracePart]:
+    """Read an input and yield what each of its parts holds."""
+    input, source = planned.input, reader_of(planned.input)
+    rows: dict[tuple[int, str], list[pa.Table]] = defaultdict(list)
+    reading = source.read(input, ReadOptions())
+    try:
+        counts = _collect(reading, rows)
+    except kineto.RereadNeeded as again:  # the base time stands after the events
+        rows.clear()
+        reading = source.read(input, ReadOptions(), base_ns=again.base_ns)
+        counts = _collect(reading, rows)
+    for part, (info, place) in enumerate(zip(reading.parts, planned.parts, strict=True)):
+        rank = place.rank if info.rank is None else info.rank  # a file may name its rank after the events
+        tables = {name: _label(rows.pop((part, name)), rank, place.segment) for p, name in list(rows) if p == part}
+        tables.setdefault("events", TABLES["events"].empty())
+        oddities = [f"{odd.kind} ({odd.count}): {odd.detail}" for odd in info.oddities.values()]
+        yield TracePart(input.path, tables, info.world_size, info.synthetic, rank, info.host, oddities, counts[part])
+
+
+def _collect(reading: Iterable[Chunk], rows: dict[tuple[int, str], list[pa.Table]]) -> Counter[int]:
+    """Keep what the analysis needs; return the number of events of each part."""
+    counts: Counter[int] = Counter()
+    for part, table, chunk in reading:
+        if table == "events":
+            counts[part] += len(chunk)
+            chunk = _classified(chunk)
+            chunk = chunk.filter(pc.is_in(chunk["class"].cast(pa.utf8()), pa.array(_CLASSES)))
+        if table in _KEPT:
+            rows[part, table].append(chunk.select([c for c in chunk.column_names if c in _KEPT[table]]))
+    return counts
+
+
+def _classified(events: pa.Table) -> pa.Table:
+    """Return the events with a class; some sources leave that to us."""
+    if "class" in events.column_names:
+        if events["class"].null_count < len(events):
+            return events
+        events = events.drop_columns("class")
+    return events.append_column("class", classify_events(events["category"], events["name"], phase=events["phase"]))
+
+
+def _label(chunks: list[pa.Table], rank: int, segment: int) -> pa.Table:
+    table = pa.concat_tables(chunks).unify_dictionaries()
+    for column, value in (("segment", segment), ("rank", rank)):
+        table = table.add_column(0, column, pa.array(np.full(len(table), value, np.int32)))
+    return table

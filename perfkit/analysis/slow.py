@@ -1,0 +1,35 @@
+"""Steps that took longer than their rank's usual (definition 19).
+
+    slow_steps(attribution) -> (mask, excess_ns) of its rows
+
+A step is slow above median + 3 · 1.4826 · MAD of its rank's steps, and at least 1 % above the median, so
+that a rank with no spread at all does not call every step slow. It costs what it took beyond the median.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from perfkit.analysis.intervals import Ints
+from perfkit.analysis.timeline import Mask, ints
+
+MAD_TO_SIGMA = 1.4826
+FLOOR = 0.01
+
+
+def slow_steps(attribution: pa.Table) -> tuple[Mask, Ints]:
+    """Mark slow steps; whole-trace windows and carry_in are never slow. Fewer than 3 steps tell nothing."""
+    rank, window = ints(attribution["rank"]), ints(attribution["window_ns"])
+    step = np.array(attribution["step"].is_valid()) & ~np.array(attribution["carry_in"].fill_null(False), bool)
+    slow, excess = np.zeros(len(rank), bool), np.zeros(len(rank), np.int64)
+    for one in np.unique(rank[step]):
+        mine = np.flatnonzero(step & (rank == one))
+        if len(mine) < 3:
+            continue
+        median = float(np.median(window[mine]))
+        spread = float(np.median(np.abs(window[mine] - median)))
+        limit = median + max(3 * MAD_TO_SIGMA * spread, FLOOR * median)
+        slow[mine] = window[mine] > limit
+        excess[mine] = np.where(slow[mine], window[mine] - round(median), 0)
+    return slow, excess

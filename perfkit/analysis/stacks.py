@@ -1,0 +1,146 @@
+"""Climb call stacks of host threads, for many events at once.
+
+    Kinds(timeline).of_rows(host)                        kind of each event by its class and name
+    Stacks(timeline, host, parents, kinds, ops).label()  who is to blame when these events held the host up
+
+An event's kind is its own, else that of the nearest event up its stack that has one. Its place is
+file:line of the innermost frame of the user's own code, from python_function events or a recorded
+`Call stack`, else of any frame, else the name of the event that gave the kind.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from perfkit.analysis.classify import CLASSES, HOST_KINDS, default_classifier, encode_text
+from perfkit.analysis.intervals import Ints
+from perfkit.analysis.timeline import Host, Mask, Timeline, ints
+
+_DEFAULT = {"python": "python", "range": "python", "op": "framework", "runtime": "runtime", "gc": "gc"}
+_FRAME = re.compile(r"(?P<file>[^;]*?)\((?P<line>\d+)\): (?P<function>[^;]*)")
+_LIBRARY = re.compile(
+    r"(^|/)(torch|torchvision|numpy|importlib|concurrent|multiprocessing|asyncio|logging)/|site-packages|dist-packages"
+    r"|lib/python\d|^<|^(threading|runpy|contextlib|functools|inspect|queue|socket|selectors)\.py"
+)
+
+
+class Kinds:
+    """Kind of a host event by its class and name, as an index into HOST_KINDS; -1 for none of its own."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._names = timeline.names
+        self._tables: dict[int, Ints] = {}
+
+    def of_rows(self, host: Host) -> Ints:
+        """Return the kind of each event."""
+        result = np.full(len(host.kind), -1, np.int64)
+        for kind in np.unique(host.kind).tolist():
+            rows = host.kind == kind
+            table = self._tables.setdefault(kind, np.full(len(self._names), -2, np.int64))
+            used = np.unique(host.name[rows])
+            for code in used[table[used] == -2].tolist():
+                table[code] = self._match(CLASSES[kind], self._names[code])
+            result[rows] = table[host.name[rows]]
+        return result
+
+    @staticmethod
+    def _match(kind: str, name: str) -> int:
+        rules = default_classifier()
+        found = rules.match("host", kind, name) or rules.match("host", "", name)
+        return HOST_KINDS.index(found) if found else -1
+
+
+class Stacks:
+    """Call stacks of the host: climbs from events to those that explain them, all at once."""
+
+    def __init__(self, timeline: Timeline, host: Host, parents: Ints, kinds: Kinds, ops: pa.Table | None) -> None:
+        self._names, self._host, self._parents = timeline.names, host, parents
+        self._kinds = kinds.of_rows(host)
+        self._frames: list[str] = []
+        self._frame = np.full(len(parents), -1, np.int64)
+        self._own_frame = np.zeros(len(parents), bool)
+        is_python = host.kind == CLASSES.index("python")
+        self._read_frames(np.where(is_python, host.name, -1), timeline.names)
+        self._read_frames(*_call_stacks(timeline, host, ops))
+
+    def label(self, owner: Ints) -> tuple[Ints, list[tuple[str, str | None]]]:
+        """Return the label of each owner (-1: nobody, -2: no blame) as an index into labels."""
+        rows = np.maximum(owner, 0)
+        if not len(self._parents):  # no event at all on the threads concerned
+            return np.where(owner == -1, 0, -1), [("unattributed", None)]
+        found = self._climb(rows, self._kinds >= 0)
+        explains = np.where(found >= 0, found, rows)
+        default = np.array([HOST_KINDS.index(_DEFAULT[c]) if c in _DEFAULT else -1 for c in CLASSES])
+        culprit = np.where(found >= 0, self._kinds[found], default[self._host.kind[rows]])
+        is_call = self._host.kind[explains] == CLASSES.index("runtime")
+        encloses = np.isin(self._host.kind, [CLASSES.index("op"), CLASSES.index("range")])
+        above = self._climb(np.where(is_call, self._parents[explains], -1), encloses)
+        frame_at = self._climb(rows, self._own_frame)
+        frame_at = np.where(frame_at >= 0, frame_at, self._climb(rows, self._frame >= 0))
+
+        names = len(self._names)
+        key = np.where(above >= 0, self._host.name[above], names)
+        key = key * (names + 1) + self._host.name[explains]
+        key = key * (len(self._frames) + 1) + np.where(frame_at >= 0, self._frame[frame_at], len(self._frames))
+        key = key * len(HOST_KINDS) + culprit
+        key = np.where(owner >= 0, key, owner)
+        _, first, index = np.unique(key, return_index=True, return_inverse=True)
+        labels: list[tuple[str, str | None]] = []
+        for i in first.tolist():
+            if owner[i] < 0:
+                labels.append(("unattributed", None))
+                continue
+            name = self._name(int(explains[i]))
+            name = f"{name} in {self._name(int(above[i]))}" if above[i] >= 0 else name
+            kind = HOST_KINDS[culprit[i]]
+            if frame_at[i] >= 0:
+                frame = self._frames[self._frame[frame_at[i]]]
+                name = f"{frame} ({name})" if kind in ("sync", "allocator") else frame
+            labels.append((kind, name))
+        return np.where(owner == -2, -1, index), labels
+
+    def _climb(self, rows: Ints, wanted: Mask) -> Ints:
+        """Return the nearest event up the stack, or the event itself, that is wanted; -1 for none."""
+        at = rows.copy()
+        todo = np.flatnonzero(at >= 0)
+        while len(todo := todo[~wanted[at[todo]]]):
+            at[todo] = self._parents[at[todo]]
+            todo = todo[at[todo] >= 0]
+        return at
+
+    def _name(self, row: int) -> str:
+        name = self._names[self._host.name[row]]
+        return "ProfilerStep" if name.startswith("ProfilerStep") else name
+
+    def _read_frames(self, codes: Ints, texts: list[str]) -> None:
+        """Give rows the frame that their text names: the innermost of the user's code, else the innermost."""
+        frame, own_frame = np.full(len(texts) + 1, -1, np.int64), np.zeros(len(texts) + 1, bool)
+        for code in np.unique(codes[codes >= 0]).tolist():
+            frames = list(_FRAME.finditer(texts[code]))
+            own = next((m for m in frames if not _LIBRARY.search(m["file"].strip())), None)
+            chosen = own or (frames[0] if frames else None)
+            if chosen is not None:
+                frame[code], own_frame[code] = len(self._frames), own is not None
+                self._frames.append(f"{chosen['file'].strip()}:{chosen['line']} {chosen['function'].strip()}")
+        free = self._frame < 0
+        self._frame[free], self._own_frame[free] = frame[codes[free]], own_frame[codes[free]]
+
+
+def _call_stacks(timeline: Timeline, host: Host, ops: pa.Table | None) -> tuple[Ints, list[str]]:
+    """Return the recorded call stack of each host event, as codes (-1: none) and texts."""
+    codes = np.full(len(host.event_id), -1, np.int64)
+    if ops is None or not len(ops) or ops["call_stack"].null_count == len(ops):
+        return codes, []
+    ops = ops.filter(pc.and_(pc.equal(ops["rank"], timeline.rank), pc.equal(ops["segment"], timeline.segment)))
+    ops = ops.filter(pc.is_valid(ops["call_stack"]))
+    stacks, texts = encode_text(ops["call_stack"])
+    events = ints(ops["event_id"])
+    order = np.argsort(events, kind="stable")
+    if len(order):
+        at = np.minimum(np.searchsorted(events[order], host.event_id), len(order) - 1)
+        codes = np.where(events[order][at] == host.event_id, stacks[order][at], -1)
+    return codes, texts

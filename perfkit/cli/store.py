@@ -1,0 +1,153 @@
+"""Look after a store: list its runs, remove what killed writers left, bring it to today's schema.
+
+examples:
+  perfkit store ls runs/
+  perfkit store ls s3://bucket/perf --format json
+  perfkit store gc runs/                  # says what it would remove
+  perfkit store gc runs/ --delete
+  perfkit store migrate runs/
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfkit.store import RunSummary, Store
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the sub-commands."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = actions.add_parser("ls", help="list the runs", description="List the runs of a store.")
+    collect = actions.add_parser(
+        "gc",
+        help="remove files that no commit lists",
+        description="List files that no commit lists (a killed writer leaves them), and remove them with --delete.",
+    )
+    collect.add_argument("--older-than", type=float, default=24.0, metavar="HOURS", help="default: 24")
+    collect.add_argument("--delete", action="store_true", help="remove them; without it they are only listed")
+    migrate = actions.add_parser(
+        "migrate", help="rewrite what an older perfkit wrote", description="Bring a store to today's schema."
+    )
+    for action in (listing, collect, migrate):
+        action.add_argument("store", metavar="DIR", help="local folder or URI of the store")
+        action.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one sub-command."""
+    from perfkit.store import Store
+
+    {"ls": _list, "gc": _collect, "migrate": _migrate}[args.action](Store(args.store), args)
+    return 0
+
+
+def _list(store: Store, args: argparse.Namespace) -> None:
+    runs = store.runs()
+    if args.format == "json":
+        print(json.dumps({"schema_version": 1, "store": store.uri, "runs": [_as_json(run) for run in runs]}))
+        return
+    if not runs:
+        print(f"no runs in {store.uri}; add one with `perfkit ingest TRACE --store {store.uri}`")
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in (
+        "cluster",
+        "run",
+        "attempt",
+        "ranks",
+        "tables",
+        "events",
+        "rows",
+        "size",
+        "start (UTC)",
+        "span",
+        "from",
+    ):
+        left = name in ("cluster", "run", "start (UTC)", "from")
+        table.add_column(name, justify="left" if left else "right", overflow="fold")
+    for run in runs:
+        table.add_row(*(Text(cell) for cell in _as_cells(run)))  # Text: names are data, not markup
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _as_json(run: RunSummary) -> dict[str, Any]:
+    return {
+        "cluster": run.cluster,
+        "run": run.run,
+        "attempt": run.attempt,
+        "ranks_present": len(run.ranks),
+        "ranks": list(run.ranks),
+        "world_size": run.world_size,
+        "segments": run.segments,
+        "tables": run.rows,
+        "rows": sum(run.rows.values()),
+        "bytes": run.bytes,
+        "start_ns": run.start_ns,
+        "end_ns": run.end_ns,
+        "hosts": list(run.hosts),
+        "sources": list(run.sources),
+        "synthetic": run.synthetic,
+        "schema_versions": list(run.schema_versions),
+    }
+
+
+def _as_cells(run: RunSummary) -> list[str]:
+    world = "?" if run.world_size is None else str(run.world_size)
+    span = None if run.start_ns is None or run.end_ns is None else (run.end_ns - run.start_ns) / 1e9
+    sources = ", ".join(run.sources) + (" (synthetic)" if run.synthetic else "")
+    return [
+        run.cluster,
+        run.run,
+        str(run.attempt),
+        f"{len(run.ranks)}/{world}",
+        str(len(run.rows)),
+        f"{run.rows.get('events', 0):,}",
+        f"{sum(run.rows.values()):,}",
+        f"{run.bytes / 1e6:,.1f} MB",
+        _utc(run.start_ns),
+        "?" if span is None else f"{span:,.3f} s",
+        sources.strip(),
+    ]
+
+
+def _utc(time_ns: int | None) -> str:
+    import datetime
+
+    if time_ns is None:
+        return "?"
+    if not 0 <= time_ns < 1 << 62:
+        return f"{time_ns} ns"
+    if time_ns < 10**17:  # before 1973: a clock that counts from boot, not a date
+        return f"{time_ns / 1e9:,.3f} s (no epoch)"
+    moment = datetime.datetime.fromtimestamp(time_ns // 10**9, datetime.timezone.utc)
+    return f"{moment:%Y-%m-%d %H:%M:%S}"
+
+
+def _collect(store: Store, args: argparse.Namespace) -> None:
+    orphans = store.gc(older_than_hours=args.older_than, dry_run=not args.delete)
+    if args.format == "json":
+        files = [{"path": o.path, "bytes": o.bytes, "age_hours": round(o.age_hours, 2)} for o in orphans]
+        print(json.dumps({"schema_version": 1, "store": store.uri, "deleted": args.delete, "files": files}))
+        return
+    for orphan in orphans:
+        print(f"{orphan.bytes:>14,} B  {orphan.age_hours:>8.1f} h  {orphan.path}")
+    size = sum(orphan.bytes for orphan in orphans) / 1e6
+    done = "removed" if args.delete else "would be removed; add --delete"
+    print(f"{len(orphans)} files, {size:,.1f} MB {done}" if orphans else "nothing to remove")
+
+
+def _migrate(store: Store, args: argparse.Namespace) -> None:
+    changed = store.migrate()
+    if args.format == "json":
+        print(json.dumps({"schema_version": 1, "store": store.uri, "changed": changed}))
+    else:
+        print(f"{changed} segments and files rewritten" if changed else "nothing to do: the store is current")

@@ -1,0 +1,187 @@
+"""What a commit says, and what the commits of a run add up to.
+
+A `Commit` is one JSON object per segment. It is the only thing that makes rows visible, and it holds all
+that a listing needs, so that `perfkit store ls` opens no Parquet file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from perfkit.errors import StoreError
+from perfkit.store.layout import RunKey
+from perfkit.store.migrations import check_version
+
+if TYPE_CHECKING:
+    from perfkit.sources.base import PartInfo
+
+
+class DamagedCommit(StoreError):
+    """A commit that cannot be parsed."""
+
+    commit_path = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedFile:
+    """One Parquet file of a segment."""
+
+    table: str
+    path: str
+    """Relative to the store."""
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A committed segment: everything that one source file says about one rank."""
+
+    cluster: str
+    run: str
+    attempt: int
+    rank: int
+    segment: int
+    fingerprint: str
+    """Identity of the content: of the source's bytes and of whatever options change the rows."""
+    files: tuple[CommittedFile, ...]
+    schema_version: int
+    generation: int = 0
+    source_path: str = ""
+    source: str = ""
+    rank_source: str | None = None
+    world_size: int | None = None
+    host: str | None = None
+    start_ns: int | None = None
+    end_ns: int | None = None
+    num_events: int = 0
+    synthetic: bool = False
+    versions: Mapping[str, str] = field(default_factory=dict)
+    oddities: tuple[Mapping[str, Any], ...] = ()
+    """`kind`, `count` and `detail` of each oddity of the source."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever else the writer wants to find again."""
+    perfkit_version: str = ""
+
+    @property
+    def key(self) -> RunKey:
+        """The run that the segment belongs to."""
+        return RunKey(self.cluster, self.run, self.attempt)
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows by table."""
+        return {file.table: file.rows for file in self.files}
+
+    def to_json(self) -> bytes:
+        """Serialise."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace")
+
+    @classmethod
+    def from_json(cls, data: bytes, path: str) -> Commit:
+        """Parse. Keys that a newer perfkit of the same schema version added are ignored."""
+        try:
+            fields = json.loads(data)
+            check_version(fields["schema_version"], path)
+            known = {f.name: fields[f.name] for f in dataclasses.fields(cls) if f.name in fields}
+            known["files"] = tuple(CommittedFile(**file) for file in fields["files"])
+            known["oddities"] = tuple(fields.get("oddities", ()))
+            return cls(**known)
+        except (ValueError, TypeError, KeyError) as error:
+            raise DamagedCommit(
+                f"{path}: damaged commit ({type(error).__name__}: {error})",
+                next_step="ingest that source again, or delete the commit to give the segment up",
+            ) from None
+
+
+TOLD_BY_THE_SOURCE = (
+    "source_path", "source", "rank_source", "world_size", "host", "start_ns", "end_ns", "num_events", "synthetic",
+    "versions", "oddities", "extra",
+)  # fmt: skip
+
+
+def describe_part(info: PartInfo | None) -> dict[str, Any]:
+    """Fields of a commit that a source knows."""
+    if info is None:
+        return {}
+    return {
+        "source": info.source,
+        "rank_source": info.rank_source,
+        "world_size": info.world_size,
+        "host": info.host,
+        "start_ns": info.start_ns,
+        "end_ns": info.end_ns,
+        "num_events": info.num_events,
+        "synthetic": info.synthetic,
+        "versions": dict(info.versions),
+        "oddities": tuple(dataclasses.asdict(oddity) for oddity in info.oddities.values()),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One attempt of a run, added up from its commits and its run.json."""
+
+    cluster: str
+    run: str
+    attempt: int
+    ranks: tuple[int, ...]
+    world_size: int | None
+    """As the sources say; the largest, where they disagree. Null if none says."""
+    segments: int
+    rows: dict[str, int]
+    """Rows by table."""
+    bytes: int
+    start_ns: int | None
+    end_ns: int | None
+    synthetic: bool
+    """Some of it was made by the simulator."""
+    sources: tuple[str, ...]
+    hosts: tuple[str, ...]
+    schema_versions: tuple[int, ...]
+    versions: dict[str, str]
+    metadata: dict[str, Any]
+    """What run.json adds: name, user, model, mesh, …"""
+
+    @property
+    def key(self) -> RunKey:
+        """The run."""
+        return RunKey(self.cluster, self.run, self.attempt)
+
+
+def summarise(key: RunKey, commits: Iterable[Commit], metadata: Mapping[str, Any]) -> RunSummary:
+    """Add up the commits of one attempt."""
+    commits = list(commits)
+    known = metadata.get
+    rows: Counter[str] = Counter()
+    for commit in commits:
+        rows.update(commit.rows)
+    versions: dict[str, str] = {}
+    for commit in commits:
+        versions.update(commit.versions)
+    world_sizes = [size for c in commits if (size := c.world_size) is not None]
+    if known("world_size") is not None:
+        world_sizes = [int(metadata["world_size"])]
+    return RunSummary(
+        cluster=key.cluster,
+        run=key.run,
+        attempt=key.attempt,
+        ranks=tuple(sorted({c.rank for c in commits})),
+        world_size=max(world_sizes, default=None),
+        segments=len(commits),
+        rows=dict(sorted(rows.items())),
+        bytes=sum(file.bytes for c in commits for file in c.files),
+        start_ns=min((c.start_ns for c in commits if c.start_ns is not None), default=known("start_ns")),
+        end_ns=max((c.end_ns for c in commits if c.end_ns is not None), default=known("end_ns")),
+        synthetic=any(c.synthetic for c in commits) or bool(known("synthetic")),
+        sources=tuple(sorted({c.source for c in commits if c.source})),
+        hosts=tuple(sorted({c.host for c in commits if c.host})),
+        schema_versions=tuple(sorted({c.schema_version for c in commits})),
+        versions=versions,
+        metadata=dict(metadata),
+    )

@@ -1,0 +1,210 @@
+"""The files of a store: whole objects that appear at once, on a local disk or anywhere pyarrow.fs reaches.
+
+Locally an object is written under `.tmp/`, fsynced and renamed. Elsewhere it is spooled on the local disk
+and put in one piece: object stores make it visible only when the put ends, and have no rename. Nothing
+above this module knows which of the two happens.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from perfkit.errors import StoreError
+from perfkit.store import layout
+
+_NO_FOLDERS = {"s3", "gcs", "abfs"}  # there, creating a folder leaves an empty object behind
+_BLOCK = 8 << 20
+_AT_ONCE = 8
+_NEXT_STEPS = {
+    errno.ENOSPC: "free some space or choose another --store, then run the same command again to go on",
+    errno.EACCES: "check the permissions of the store or choose another --store",
+    errno.EROFS: "choose a --store that can be written",
+    errno.ENOTDIR: "choose a --store that is a folder",
+}
+_NEXT_STEPS |= dict.fromkeys((errno.EDQUOT, errno.EFBIG), _NEXT_STEPS[errno.ENOSPC])
+_NEXT_STEPS |= {errno.EPERM: _NEXT_STEPS[errno.EACCES], errno.EEXIST: _NEXT_STEPS[errno.ENOTDIR]}
+
+
+@contextmanager
+def store_errors(doing: str) -> Iterator[None]:
+    """Turn an I/O failure into a StoreError that says what to do."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        code = getattr(error, "errno", None)
+        reason = os.strerror(code) if code else str(error).splitlines()[0]
+        raise StoreError(f"{doing}: {reason}", next_step=_NEXT_STEPS.get(code or 0)) from error
+
+
+class Files:
+    """Access to the objects of one store by relative path."""
+
+    def __init__(self, uri: str | os.PathLike[str], *, filesystem: pafs.FileSystem | None = None) -> None:
+        self.filesystem, self.root = _resolve(os.fspath(uri), filesystem)
+        self.local = isinstance(self.filesystem, pafs.LocalFileSystem)
+        self.name = os.fspath(uri)
+
+    def path(self, relative: str) -> str:
+        """Path of an object inside the file system."""
+        return f"{self.root}/{relative}" if self.root else relative
+
+    # ---------------------------------------------------------------- reading
+
+    def walk(self, folder: str) -> list[pafs.FileInfo]:
+        """All files below a folder, sorted by path; none if the folder does not exist."""
+        selector = pafs.FileSelector(self.path(folder), recursive=True, allow_not_found=True)
+        with store_errors(f"{self.name}: cannot list {folder}"):
+            found = self.filesystem.get_file_info(selector)
+        return sorted((info for info in found if info.type == pafs.FileType.File), key=lambda info: str(info.path))
+
+    def relative(self, info: pafs.FileInfo) -> str:
+        """Relative path of a listed object; some file systems begin their paths with a slash, others do not."""
+        return str(info.path).lstrip("/").removeprefix(self.root.lstrip("/")).lstrip("/")
+
+    def sizes(self, relatives: list[str]) -> list[int | None]:
+        """Size of each object, or None where there is none."""
+        if not relatives:
+            return []
+        with store_errors(f"{self.name}: cannot look at the files"):
+            infos = self.filesystem.get_file_info([self.path(relative) for relative in relatives])
+        return [info.size if info.type == pafs.FileType.File else None for info in infos]
+
+    def read_bytes(self, relative: str) -> bytes | None:
+        """Content of a small object, or None if there is none."""
+        try:
+            with self.filesystem.open_input_stream(self.path(relative)) as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+        except (OSError, pa.ArrowException) as error:
+            with store_errors(f"{self.name}: cannot read {relative}"):
+                raise error
+
+    # ---------------------------------------------------------------- writing
+
+    def scratch(self) -> Path:
+        """Make a private local folder for objects in the making."""
+        with store_errors(f"{self.name}: cannot write"):
+            if not self.local:
+                return Path(tempfile.mkdtemp(prefix="perfkit-"))
+            folder = Path(self.path(layout.SCRATCH), uuid.uuid4().hex)
+            folder.mkdir(parents=True)
+            return folder
+
+    def publish(self, finished: Mapping[str, Path]) -> None:
+        """Make finished scratch files appear in the store (relative path -> file), each whole, and durably.
+
+        They are flushed or uploaded side by side: a disk's journal takes several fsyncs in one go.
+        """
+        with (
+            store_errors(f"{self.name}: cannot write {', '.join(finished)}"),
+            ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(finished) or 1)) as pool,
+        ):
+            if not self.local:
+                list(pool.map(self._upload, finished.values(), finished))
+                return
+            list(pool.map(_fsync, finished.values()))
+            targets = {relative: Path(self.path(relative)) for relative in finished}
+            for relative, target in targets.items():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                finished[relative].replace(target)
+            list(pool.map(_fsync_folder, {target.parent for target in targets.values()}))
+
+    def _upload(self, finished: Path, relative: str) -> None:
+        with finished.open("rb") as source:
+            self._put(relative, iter(lambda: source.read(_BLOCK), b""), finished.stat().st_size)
+        finished.unlink()
+
+    def publish_bytes(self, data: bytes, relative: str) -> None:
+        """Make a small object appear, whole."""
+        if not self.local:
+            with store_errors(f"{self.name}: cannot write {relative}"):
+                self._put(relative, [data], len(data))
+            return
+        folder = self.scratch()
+        try:
+            with store_errors(f"{self.name}: cannot write {relative}"):
+                (folder / "object").write_bytes(data)
+            self.publish({relative: folder / "object"})
+        finally:
+            discard(folder)
+
+    def _put(self, relative: str, blocks: Iterable[bytes], size: int) -> None:
+        path = self.path(relative)
+        folder = path.rpartition("/")[0]
+        if folder and self.filesystem.type_name not in _NO_FOLDERS:
+            self.filesystem.create_dir(folder, recursive=True)
+        try:
+            with self.filesystem.open_output_stream(path) as stream:
+                for block in blocks:
+                    stream.write(block)
+        except BaseException:
+            # Closing a broken upload may have left a stump. A whole object is another writer's: the same content.
+            with suppress(OSError, pa.ArrowException):
+                if self.filesystem.get_file_info(path).size not in (None, size):
+                    self.filesystem.delete_file(path)
+            raise
+
+    def delete(self, relative: str) -> None:
+        """Remove an object if it is there."""
+        with store_errors(f"{self.name}: cannot delete {relative}"), suppress(FileNotFoundError):
+            self.filesystem.delete_file(self.path(relative))
+
+    def prune(self, folder: str) -> None:
+        """Remove the empty folders below a local folder."""
+        if self.local:
+            for path in sorted(Path(self.path(folder)).glob("**/"), reverse=True):
+                with suppress(OSError):  # not empty
+                    path.rmdir()
+
+
+def discard(folder: Path) -> None:
+    """Remove a scratch folder; what cannot be removed is left to `gc`."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _fsync_folder(folder: Path) -> None:
+    try:
+        _fsync(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot, and need not
+            raise
+
+
+def _resolve(uri: str, filesystem: pafs.FileSystem | None) -> tuple[pafs.FileSystem, str]:
+    if filesystem is not None:
+        return filesystem, uri.strip("/") if not isinstance(filesystem, pafs.LocalFileSystem) else uri.rstrip("/")
+    if "://" not in uri:
+        return pafs.LocalFileSystem(), str(Path(uri).expanduser().absolute())
+    try:
+        filesystem, path = pafs.FileSystem.from_uri(uri)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        scheme, _, rest = uri.partition("://")
+        try:
+            import fsspec
+
+            return pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem(scheme))), rest.rstrip("/")
+        except (ImportError, ValueError):
+            raise StoreError(
+                f"{uri}: {error}", next_step="use a local folder, or a URI such as s3://bucket/path"
+            ) from None
+    return filesystem, path.rstrip("/")

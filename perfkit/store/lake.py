@@ -1,0 +1,317 @@
+"""Store: open a lake, write segments into it, read what is committed, look after it.
+
+See `perfkit.store` for how to use it and `perfkit.store.layout` for where things lie. Every method that
+reads takes `cluster`, `run`, `attempt` and `ranks` as optional filters; a name that matches nothing is
+an error that lists what there is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+
+from perfkit.errors import StoreError, UsageError
+from perfkit.schema import RUNS, SCHEMA_VERSION, TABLES, TableSchema, table_from_rows
+from perfkit.store import layout, upkeep
+from perfkit.store.catalog import Catalog, Which
+from perfkit.store.commits import Commit, RunSummary, summarise
+from perfkit.store.files import Files
+from perfkit.store.layout import RunKey
+from perfkit.store.reading import Selection
+from perfkit.store.segment import SegmentWriter
+from perfkit.store.upkeep import Orphan
+
+
+class Store:
+    """A lake of Parquet tables at a local path or a pyarrow.fs URI."""
+
+    def __init__(self, uri: str | os.PathLike[str], *, filesystem: pafs.FileSystem | None = None) -> None:
+        self._files = Files(uri, filesystem=filesystem)
+        self._catalog = Catalog(self._files)
+        self._exists = self._check_marker()
+
+    @property
+    def uri(self) -> str:
+        """Where it is, as the user wrote it."""
+        return self._files.name
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a store here; writing creates one."""
+        self._exists = self._exists or self._check_marker()
+        return self._exists
+
+    # ---------------------------------------------------------------- writing
+
+    def writer(
+        self,
+        cluster: str,
+        run: str,
+        attempt: int = 0,
+        *,
+        rank: int,
+        segment: int,
+        fingerprint: str,
+        replace: bool = False,
+        background: bool = False,
+    ) -> SegmentWriter:
+        """Open a segment for writing; `background` encodes in a thread of its own, beside the caller."""
+        self._create()
+        key = RunKey(cluster, run, attempt)
+        return SegmentWriter(self._files, key, rank, segment, fingerprint, replace=replace, background=background)
+
+    def finalise(
+        self, cluster: str, run: str, attempt: int = 0, metadata: Mapping[str, Any] | None = None
+    ) -> RunSummary:
+        """Write run.json and the row of table `runs` from the commits, adding `metadata` to what run.json said.
+
+        Call it whenever the commits or the metadata of a run changed; the last call wins, and losing it
+        costs nothing that `runs()` cannot derive. Keys that are columns of `runs` become its values.
+        """
+        self._create()
+        key = RunKey(cluster, run, attempt)
+        known = {**self._catalog.metadata(key), **(metadata or {})}
+        summary = summarise(key, self.committed(cluster, run, attempt), known)
+        document = {"cluster": cluster, "run": run, "attempt": attempt, "metadata": known}
+        self._files.publish_bytes(json.dumps(document).encode(), layout.run_json_path(key))
+        upkeep.publish_table(self._files, RUNS, table_from_rows(RUNS, [_run_row(summary)]), layout.run_row_path(key))
+        return summary
+
+    def write_derived(
+        self, table: str, rows: pa.Table, cluster: str, run: str, attempt: int = 0, *, analysis_id: str
+    ) -> None:
+        """Write the rows that one analysis found for one run, in place of what it found before."""
+        schema = _schema(table, "derived")
+        self._create()
+        upkeep.publish_table(
+            self._files, schema, rows, layout.derived_path(table, RunKey(cluster, run, attempt), analysis_id)
+        )
+
+    def write_fleet(self, table: str, rows: pa.Table, *, date: str, part: str) -> None:
+        """Write one part of one day of a fleet table, in place of the part of that name."""
+        schema = _schema(table, "fleet")
+        self._create()
+        upkeep.publish_table(self._files, schema, rows, layout.fleet_path(table, date, part))
+
+    # ---------------------------------------------------------------- reading
+
+    def committed(self, cluster: str, run: str, attempt: int = 0) -> list[Commit]:
+        """All commits of one attempt, by rank and segment; none if the run or the store does not exist yet."""
+        return self._catalog.commits(Which(cluster, run, attempt))
+
+    def find_commit(self, cluster: str, run: str, attempt: int, fingerprint: str) -> Commit | None:
+        """Return a commit of this content, if there is one: an interrupted ingest skips what it finds."""
+        commits = self.committed(cluster, run, attempt)
+        return next((commit for commit in commits if commit.fingerprint == fingerprint), None)
+
+    def runs(
+        self, *, cluster: str | None = None, run: str | None = None, attempt: int | None = None
+    ) -> list[RunSummary]:
+        """Every attempt of every run, added up from its commits; run.json adds names, never counts."""
+        self._require()
+        return self._catalog.runs(Which(cluster, run, attempt))
+
+    def read(
+        self,
+        table: str,
+        *,
+        cluster: str | None = None,
+        run: str | None = None,
+        attempt: int | None = None,
+        ranks: Iterable[int] | None = None,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        partitions: bool = False,
+        analysis_id: str | None = None,
+        dates: tuple[str, str] | None = None,
+    ) -> pa.Table:
+        """Return the committed rows of a table, in order of run, rank and segment.
+
+        `columns` and `filter` may name `cluster`, `run` and `attempt` too; `partitions` adds them to the
+        columns. A derived table gives the newest analysis of each run unless `analysis_id` names one. A
+        fleet table takes `cluster` and `dates`, first and last day inclusive.
+        """
+        if table == "runs":
+            return self._read_runs(cluster, run, attempt, columns, filter, partitions)
+        return self._select(
+            table, cluster, run, attempt, ranks, analysis_id, dates, columns, filter, partitions
+        ).read()  # fmt: skip
+
+    def scan(
+        self,
+        table: str,
+        *,
+        cluster: str | None = None,
+        run: str | None = None,
+        attempt: int | None = None,
+        ranks: Iterable[int] | None = None,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        partitions: bool = False,
+        analysis_id: str | None = None,
+        dates: tuple[str, str] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Like `read`, in batches, for what does not fit in memory."""
+        return self._select(
+            table, cluster, run, attempt, ranks, analysis_id, dates, columns, filter, partitions
+        ).scan()  # fmt: skip
+
+    def dataset(
+        self,
+        table: str,
+        *,
+        cluster: str | None = None,
+        run: str | None = None,
+        attempt: int | None = None,
+        ranks: Iterable[int] | None = None,
+    ) -> ds.Dataset:
+        """Return a pyarrow dataset of the committed rows, with cluster, run and attempt; DuckDB and Polars take it."""
+        return self._select(table, cluster, run, attempt, ranks).dataset()
+
+    def files(
+        self,
+        table: str,
+        *,
+        cluster: str | None = None,
+        run: str | None = None,
+        attempt: int | None = None,
+        ranks: Iterable[int] | None = None,
+    ) -> list[str]:
+        """Paths of the committed files of a table, for tools that take a list of files."""
+        selection = self._select(table, cluster, run, attempt, ranks)
+        return [self._files.path(piece.path) for piece in selection.pieces]
+
+    # ---------------------------------------------------------------- looking after it
+
+    def gc(self, *, older_than_hours: float = 24.0, dry_run: bool = True) -> list[Orphan]:
+        """Find what no commit lists and nobody has touched for a while, and delete it unless `dry_run`."""
+        self._require()
+        orphans = upkeep.find_orphans(self._files, older_than_hours=older_than_hours)
+        if not dry_run:
+            for orphan in orphans:
+                self._files.delete(orphan.path)
+            self._files.prune(layout.SCRATCH)
+        return orphans
+
+    def damaged(self) -> list[StoreError]:
+        """Return the commits that cannot be read, each as the error that reading would raise."""
+        return list(self._catalog.load_commits(Which())[1])
+
+    def migrate(self) -> int:
+        """Rewrite everything of an older schema version, and return how many segments and files changed."""
+        self._require()
+        old = [c for c in self._catalog.commits(Which()) if c.schema_version < SCHEMA_VERSION]
+        for commit in old:
+            upkeep.migrate_segment(self._files, commit)
+        for key in {commit.key for commit in old}:
+            self.finalise(*key)
+        return len(old) + upkeep.migrate_single_files(self._files)
+
+    # ---------------------------------------------------------------- the store as a whole
+
+    def _check_marker(self) -> bool:
+        data = self._files.read_bytes(layout.MARKER)
+        if data is None:
+            return False
+        try:
+            version = int(json.loads(data)["layout_version"])
+        except (ValueError, TypeError, KeyError):
+            raise StoreError(
+                f"{self.uri}: {layout.MARKER} is damaged", next_step="delete that file; the next ingest writes it again"
+            ) from None
+        if version > layout.LAYOUT_VERSION:
+            raise StoreError(f"{self.uri}: written by a newer perfkit (layout {version})", next_step="upgrade perfkit")
+        return True
+
+    def _create(self) -> None:
+        if not self.exists:
+            document = {"about": "a perfkit store; see docs/store.md", "layout_version": layout.LAYOUT_VERSION}
+            self._files.publish_bytes(json.dumps(document).encode(), layout.MARKER)
+            self._exists = True
+
+    def _require(self) -> None:
+        if not self.exists:
+            raise StoreError(
+                f"no store at {self.uri}", next_step=f"create one with `perfkit ingest TRACE --store {self.uri}`"
+            )
+
+    # ---------------------------------------------------------------- selecting
+
+    def _select(
+        self,
+        table: str,
+        cluster: str | None,
+        run: str | None,
+        attempt: int | None,
+        ranks: Iterable[int] | None = None,
+        analysis_id: str | None = None,
+        dates: tuple[str, str] | None = None,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        partitions: bool = False,
+    ) -> Selection:
+        schema = _schema(table)
+        self._require()
+        names: tuple[str, ...] = ("cluster", "run", "attempt")
+        if schema.kind == "fleet":
+            names = ("date",)
+            pieces = self._catalog.fleet_pieces(table, dates)
+            for name, value in (("cluster", cluster), ("run", run)):
+                if value is not None and name in schema.names:
+                    filter = pc.field(name) == value if filter is None else filter & (pc.field(name) == value)
+        elif schema.kind == "derived":
+            pieces = self._catalog.derived_pieces(table, Which(cluster, run, attempt), analysis_id)
+        else:
+            pieces = self._catalog.run_pieces(table, Which(cluster, run, attempt), ranks)
+        if schema.kind != "run" and ranks is not None and "rank" in schema.names:
+            chosen = pc.field("rank").isin(list(ranks))
+            filter = chosen if filter is None else filter & chosen
+        return Selection(self._files, schema, pieces, names, columns, filter, partitions)
+
+    def _read_runs(
+        self,
+        cluster: str | None,
+        run: str | None,
+        attempt: int | None,
+        columns: Sequence[str] | None,
+        filter: pc.Expression | None,
+        partitions: bool,
+    ) -> pa.Table:
+        summaries = self.runs(cluster=cluster, run=run, attempt=attempt)
+        rows = table_from_rows(RUNS, [_run_row(summary) for summary in summaries])
+        for name in ("cluster", "run"):
+            rows = rows.append_column(name, pa.array([getattr(s, name) for s in summaries], pa.utf8()))
+        rows = rows.append_column("attempt", pa.array([s.attempt for s in summaries], pa.int32()))
+        names = list(RUNS.names if columns is None else columns)
+        names += [name for name in ("cluster", "run", "attempt") if partitions and name not in names]
+        return ds.dataset(rows).to_table(columns=names, filter=filter)
+
+
+def _schema(table: str, kind: str | None = None) -> TableSchema:
+    schema = TABLES.get(table)
+    if schema is None or (kind is not None and schema.kind != kind):
+        there = [name for name, schema in TABLES.items() if kind in (None, schema.kind)]
+        raise UsageError(f"{table!r} is not a {kind + ' ' if kind else ''}table; there are {there}")
+    return schema
+
+
+def _run_row(summary: RunSummary) -> dict[str, object]:
+    row: dict[str, object] = {name: summary.metadata.get(name) for name in RUNS.names}
+    row["name"] = row["name"] or summary.run
+    row["versions"] = row["versions"] or (json.dumps(summary.versions) if summary.versions else None)
+    row["source"] = row["source"] or (",".join(summary.sources) or None)
+    row |= {
+        "start_ns": summary.start_ns,
+        "end_ns": summary.end_ns,
+        "world_size": summary.world_size,
+        "ranks_present": len(summary.ranks),
+        "synthetic": summary.synthetic,
+    }
+    return {name: json.dumps(value) if isinstance(value, (dict, list)) else value for name, value in row.items()}

@@ -1,0 +1,179 @@
+"""Read pieces of a table as one: check each footer against its commit, migrate what is old, verify pages.
+
+A piece is a Parquet file that is known to be complete, because a commit lists it or because it is a whole
+table by itself. Pieces of today's schema are scanned as one Arrow dataset (filters and columns are
+pushed down, files are read in parallel, in order); older ones go through `migrations` file by file.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from perfkit.errors import StoreError, UsageError
+from perfkit.schema import SCHEMA_VERSION, VERSION_KEY, TableSchema
+from perfkit.store.files import Files
+from perfkit.store.migrations import check_version, migrate_table
+from perfkit.store.segment import FINGERPRINT_KEY
+
+_FORMAT = ds.ParquetFileFormat(
+    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+)
+_PARTITION_TYPES = {"cluster": pa.utf8(), "run": pa.utf8(), "attempt": pa.int32(), "date": pa.utf8()}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One file of a table, with what its commit promises."""
+
+    path: str
+    partition: Mapping[str, str | int]
+    rows: int | None = None
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Pieces of a table, and which columns and rows of them."""
+
+    files: Files
+    schema: TableSchema
+    pieces: Sequence[Piece]
+    partition_names: tuple[str, ...]
+    columns: Sequence[str] | None = None
+    filter: pc.Expression | None = None
+    partitions: bool = False
+    _names: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        known = [*self.schema.names, *self.partition_names]
+        unknown = [name for name in self.columns or () if name not in known]
+        if unknown:
+            raise UsageError(f"{self.schema.name} has no columns {unknown}; it has {known}")
+        names = list(self.schema.names if self.columns is None else self.columns)
+        if self.partitions:
+            names += [name for name in self.partition_names if name not in names]
+        object.__setattr__(self, "_names", names)
+
+    @property
+    def arrow(self) -> pa.Schema:
+        """Schema of the table and its partitions."""
+        schema = self.schema.arrow
+        for name in self.partition_names:
+            schema = schema.append(pa.field(name, _PARTITION_TYPES[name]))
+        return schema
+
+    def read(self) -> pa.Table:
+        """Return everything as one table."""
+        parts = [self.arrow.empty_table().select(self._names)]
+        with self._naming_the_damage():
+            parts += [part.to_table(columns=self._names, filter=self.filter) for part in self._datasets()]
+        return pa.concat_tables([part.replace_schema_metadata(parts[0].schema.metadata) for part in parts])
+
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        """Iterate over everything in batches."""
+        with self._naming_the_damage():
+            for part in self._datasets():
+                yield from part.to_batches(columns=self._names, filter=self.filter)
+
+    def dataset(self) -> ds.Dataset:
+        """Return one dataset over the files; only if none of them is of an older schema."""
+        parts = list(self._datasets())
+        if not parts:
+            return ds.dataset(self.arrow.empty_table())
+        if len(parts) > 1 or not isinstance(parts[0], ds.FileSystemDataset):
+            raise StoreError(
+                f"{self.files.name}: {self.schema.name} has files of an older schema",
+                next_step=f"run `perfkit store migrate {self.files.name}` first, or use read() or scan()",
+            )
+        return parts[0]
+
+    # ---------------------------------------------------------------- inside
+
+    def _datasets(self) -> Iterator[ds.Dataset]:
+        with ThreadPoolExecutor(max_workers=16) as pool:  # footers: latency, not work
+            opened = list(pool.map(self._open, self.pieces))
+        for current, group in itertools.groupby(opened, key=lambda entry: entry[2] == SCHEMA_VERSION):
+            if current:
+                fragments = [fragment for _, fragment, _ in group]
+                yield ds.FileSystemDataset(fragments, self.arrow, _FORMAT, self.files.filesystem)
+            else:
+                yield from (self._migrated(piece, version) for piece, _, version in group)
+
+    def _open(self, piece: Piece) -> tuple[Piece, ds.FileFragment, int]:
+        equalities = [pc.field(name) == value for name, value in piece.partition.items()]
+        path = self.files.path(piece.path)
+        try:
+            fragment = _FORMAT.make_fragment(path, self.files.filesystem, reduce(and_, equalities))
+            stored, rows = fragment.physical_schema.metadata or {}, fragment.metadata.num_rows
+        except FileNotFoundError:
+            raise StoreError(
+                f"{path} is gone, although a commit lists it",
+                next_step="read again if the run was being replaced, else ingest its source again",
+            ) from None
+        except (OSError, pa.ArrowException) as error:
+            raise self._damaged(piece, error) from error
+        version = int(stored.get(VERSION_KEY, b"0"))
+        check_version(version, path)
+        if piece.rows not in (None, rows) or piece.fingerprint not in (
+            None,
+            stored.get(FINGERPRINT_KEY, b"").decode(),
+        ):
+            raise StoreError(
+                f"{path} is not the file that was committed",
+                next_step="read again if the run is being written, else ingest its source again",
+            )
+        return piece, fragment, version
+
+    def _migrated(self, piece: Piece, version: int) -> ds.Dataset:
+        rows = migrate_table(self.schema.name, self._file(piece).read(), version)
+        for name, value in piece.partition.items():
+            rows = rows.append_column(name, pa.array([value] * len(rows), _PARTITION_TYPES[name]))
+        return ds.dataset(rows)
+
+    def _file(self, piece: Piece) -> pq.ParquetFile:
+        return pq.ParquetFile(
+            self.files.path(piece.path), filesystem=self.files.filesystem, page_checksum_verification=True
+        )
+
+    def _naming_the_damage(self) -> _NamingTheDamage:
+        return _NamingTheDamage(self)
+
+    def _damaged(self, piece: Piece, error: BaseException) -> StoreError:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return StoreError(f"{self.files.path(piece.path)} is damaged: {reason}", next_step="ingest its source again")
+
+    def find_damage(self) -> StoreError | None:
+        """Read every piece alone and name the first that cannot be read."""
+        for piece in self.pieces:
+            try:
+                for _ in self._file(piece).iter_batches():
+                    pass
+            except (OSError, pa.ArrowException) as error:
+                return self._damaged(piece, error)
+        return None
+
+
+class _NamingTheDamage:
+    """Arrow says that a checksum is wrong, but not in which of a thousand files."""
+
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (OSError, pa.ArrowInvalid)):
+            found = self._selection.find_damage()
+            if found:
+                raise found from error

@@ -1,0 +1,287 @@
+"""Write one segment: stream rows into Parquet files, then make all of them visible with one commit.
+
+    open -> write* -> commit | abort
+
+Until `commit` everything lies in a scratch folder that no reader looks at. Commit publishes the files and
+then, last, the commit object. A kill at any moment leaves either the old state or the new one, plus
+files that no commit lists (`Store.gc` removes them, and writing the same segment again overwrites them).
+
+Replacing a committed segment writes new file names (the next generation) and switches with the commit, so
+that neither a crash nor a reader in between can mix old and new files.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+import perfkit
+from perfkit.errors import SchemaError, StoreError, UsageError
+from perfkit.schema import SCHEMA_VERSION, TABLES, TableSchema, conform
+from perfkit.store import layout
+from perfkit.store.commits import TOLD_BY_THE_SOURCE, Commit, CommittedFile, DamagedCommit, describe_part
+from perfkit.store.files import Files, discard, store_errors
+from perfkit.store.parquet import ROW_GROUP_ROWS, open_writer
+
+if TYPE_CHECKING:
+    from perfkit.sources.base import PartInfo
+
+FINGERPRINT_KEY = b"perfkit.fingerprint"
+SEGMENT_TABLES = tuple(name for name, schema in TABLES.items() if schema.kind == "run" and name != "runs")
+"""What a segment can hold."""
+
+
+class SegmentWriter:
+    """Writer of one segment; made by `Store.writer`. Use it as a context manager and call `commit`."""
+
+    def __init__(
+        self,
+        files: Files,
+        key: layout.RunKey,
+        rank: int,
+        segment: int,
+        fingerprint: str,
+        *,
+        replace: bool = False,
+        background: bool = False,
+    ) -> None:
+        self.key, self.rank, self.segment, self.fingerprint = key, rank, segment, fingerprint
+        self._name = f"{key}: segment {layout.segment_key(rank, segment)}"
+        self._files = files
+        self._replace = replace
+        self._scratch = files.scratch()
+        self._parts: dict[str, _Part] = {}
+        self._state = "open"
+        self._thread = _WriterThread() if background else None
+
+    def write(self, table: str, rows: pa.Table) -> None:
+        """Append rows to a table of the segment. Columns `rank` and `segment` are added if they are missing."""
+        self._check_open()
+        if table not in SEGMENT_TABLES:
+            raise SchemaError(f"{table}: not a table that a segment can hold")
+        if not len(rows):
+            return
+        schema = TABLES[table]
+        rows = conform(schema, self._label(schema, rows))
+        if table not in self._parts:
+            self._parts[table] = _Part(schema, self._scratch / f"{table}.parquet", self.fingerprint)
+        part = self._parts[table]
+        if self._thread:
+            self._thread.submit(part, rows)
+        else:
+            part.append(rows)
+
+    def commit(
+        self, info: PartInfo | None = None, *, source_path: str = "", extra: Mapping[str, Any] | None = None
+    ) -> Commit:
+        """Make the segment visible, all at once, and return its commit.
+
+        If the same content is there already, nothing changes and the commit that was there is returned.
+        Other content under the same rank and segment is an error unless the writer was opened with `replace`.
+        """
+        return self._finish({**describe_part(info), "source_path": source_path, "extra": dict(extra or {})})
+
+    def commit_like(self, previous: Commit) -> Commit:
+        """Commit with what `previous` says about the source (for migrations)."""
+        return self._finish({name: getattr(previous, name) for name in TOLD_BY_THE_SOURCE})
+
+    def _finish(self, described: dict[str, Any]) -> Commit:
+        self._check_open()
+        try:
+            commit = self._commit(described)
+        except BaseException:
+            self.abort()
+            raise
+        self._state = "committed"
+        discard(self._scratch)
+        return commit
+
+    def abort(self) -> None:
+        """Drop everything that was written."""
+        if self._state != "open":
+            return
+        self._state = "aborted"
+        if self._thread:
+            self._thread.stop()
+        for part in self._parts.values():
+            part.abandon()
+        discard(self._scratch)
+
+    def __enter__(self) -> SegmentWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    # ---------------------------------------------------------------- inside
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            raise UsageError(f"{self._name}: the writer is {self._state}")
+
+    def _label(self, schema: TableSchema, rows: pa.Table) -> pa.Table:
+        for name, value in (("rank", self.rank), ("segment", self.segment)):
+            if name not in schema.names:
+                continue
+            if name not in rows.column_names:
+                rows = rows.append_column(name, pa.array(np.full(len(rows), value, np.int32)))
+            elif pc.min_max(rows[name]).as_py() != {"min": value, "max": value}:
+                raise SchemaError(f"{schema.name}.{name}: rows of another {name} in segment {self._name}")
+        return rows
+
+    def _commit(self, described: dict[str, Any]) -> Commit:
+        if self._thread:
+            self._thread.finish()
+        for part in self._parts.values():
+            part.close()
+        previous = load_commit(self._files, self.key, self.rank, self.segment)
+        if previous and self._says_the_same(previous):
+            return previous
+        if previous and not self._replace and previous.fingerprint != self.fingerprint:
+            raise StoreError(
+                f"{self._name} holds {previous.source_path or 'another source'} already",
+                next_step="use another run name, or another segment number",
+            )
+        commit = Commit(
+            cluster=self.key.cluster,
+            run=self.key.run,
+            attempt=self.key.attempt,
+            rank=self.rank,
+            segment=self.segment,
+            fingerprint=self.fingerprint,
+            files=tuple(self._publish(previous.generation + 1 if previous else 0)),
+            schema_version=SCHEMA_VERSION,
+            generation=previous.generation + 1 if previous else 0,
+            perfkit_version=perfkit.__version__,
+            **described,
+        )
+        self._files.publish_bytes(commit.to_json(), layout.commit_path(self.key, self.rank, self.segment))
+        for file in previous.files if previous else ():
+            self._files.delete(file.path)
+        return commit
+
+    def _says_the_same(self, previous: Commit) -> bool:
+        rows = {table: part.rows for table, part in self._parts.items()}
+        told, found = (self.fingerprint, SCHEMA_VERSION, rows), previous
+        same = told == (found.fingerprint, found.schema_version, found.rows)
+        return same and self._files.sizes([f.path for f in previous.files]) == [f.bytes for f in previous.files]
+
+    def _publish(self, generation: int) -> list[CommittedFile]:
+        paths = {
+            table: layout.part_path(table, self.key, self.rank, self.segment, generation) for table in SEGMENT_TABLES
+        }
+        parts = sorted(self._parts.items())
+        files = [CommittedFile(table, paths[table], part.rows, part.path.stat().st_size) for table, part in parts]
+        self._files.publish({paths[table]: part.path for table, part in parts})
+        # A writer that died before its commit may have left parts that this one does not overwrite.
+        stale = [path for table, path in paths.items() if table not in self._parts]
+        for path, found in zip(stale, self._files.sizes(stale), strict=True):
+            if found is not None:
+                self._files.delete(path)
+        return files
+
+
+@dataclass(slots=True)
+class _Part:
+    """One table of the segment: collects chunks until they fill a row group."""
+
+    schema: TableSchema
+    path: Path
+    fingerprint: str
+    rows: int = 0
+    _pending: list[pa.Table] = field(default_factory=list)
+    _pending_rows: int = 0
+    _writer: pq.ParquetWriter | None = None
+
+    def append(self, rows: pa.Table) -> None:
+        self._pending.append(rows)
+        self._pending_rows += len(rows)
+        if self._pending_rows >= ROW_GROUP_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        rows = pa.concat_tables(self._pending)
+        if rows.column(0).num_chunks > 1:  # chunks bring dictionaries of their own; a row group has one
+            rows = rows.unify_dictionaries().combine_chunks()
+        self._pending, self._pending_rows = [], 0
+        with store_errors(f"{self.path}: cannot write"):
+            if self._writer is None:
+                metadata = {**self.schema.arrow.metadata, FINGERPRINT_KEY: self.fingerprint.encode()}
+                self._writer = open_writer(self.path, self.schema.arrow.with_metadata(metadata))
+            at_once = len(rows) if len(rows) < 2 * ROW_GROUP_ROWS else ROW_GROUP_ROWS
+            self._writer.write_table(rows, row_group_size=at_once)
+        self.rows += len(rows)
+
+    def close(self) -> None:
+        self._flush()
+        if self._writer:
+            with store_errors(f"{self.path}: cannot write"):
+                self._writer.close()
+            self._writer = None
+
+    def abandon(self) -> None:
+        self._pending = []
+        if self._writer:
+            with suppress(OSError, pa.ArrowException):  # the disk is full or gone; the file is deleted anyway
+                self._writer.close()
+            self._writer = None
+
+
+class _WriterThread:
+    """Encodes beside the caller, at most two chunks behind, so that parsing and writing overlap."""
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[tuple[_Part, pa.Table] | None] = queue.Queue(maxsize=2)
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="perfkit-store-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, part: _Part, rows: pa.Table) -> None:
+        self._raise()
+        self._queue.put((part, rows))
+
+    def finish(self) -> None:
+        self.stop()
+        self._raise()
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            if self._error is None:
+                try:
+                    job[0].append(job[1])
+                except BaseException as error:
+                    self._error = error  # raised in the caller by the next submit or by finish
+
+
+def load_commit(files: Files, key: layout.RunKey, rank: int, segment: int) -> Commit | None:
+    """Return the commit of a segment; None if there is none or if it is damaged (so that it is written again)."""
+    path = layout.commit_path(key, rank, segment)
+    data = files.read_bytes(path)
+    try:
+        return None if data is None else Commit.from_json(data, path)
+    except DamagedCommit:
+        return None
