@@ -27,10 +27,10 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,7 @@ _RESULTS = {"category": CLASSES, "class": CLASSES, "family": FAMILIES, "cpu": CP
 _COLUMNS = ["kind", "of", "pattern", "result", "note"]
 _PHASES = {"C": "counter", "s": "flow", "t": "flow", "f": "flow"}
 _CACHE_SIZE = 1_000_000
+_NOT_SEEN = -2
 
 Text: TypeAlias = "pa.Array | pa.ChunkedArray"
 Codes: TypeAlias = npt.NDArray[np.int8]
@@ -85,6 +86,7 @@ class Classifier:
 
     rules: Sequence[Rule]
     _seen: dict[tuple[str, str], dict[str, str | None]] = field(default_factory=dict, repr=False)
+    _code_of: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def load(cls, *files: Path | str) -> Classifier:
@@ -120,19 +122,16 @@ class Classifier:
         """See `classify_events`."""
         category_codes, categories = encode_text(category)
         name_codes, names = encode_text(name)
-        lut = _lookup((self.match("category", "", text) for text in categories), CLASSES)
-        result = lut[category_codes]
-        for of in dict.fromkeys(rule.of for rule in self.rules if rule.kind == "class"):
+        result = self._codes("category", "", categories)[category_codes]
+        for of in self._classes_with_rules:
             rows = np.flatnonzero(result == (CLASSES.index(of) if of else -1))
+            if not len(rows):
+                continue
             used = np.zeros(len(names) + 1, bool)
             used[name_codes[rows]] = True
-            lut = np.full(len(names) + 1, -1, np.int8)
-            lut[:-1] = _lookup(
-                (self.match("class", of, text) if used[i] else None for i, text in enumerate(names)), CLASSES
-            )[:-1]
-            found = lut[name_codes[rows]]
+            found = self._codes("class", of, names, used)[name_codes[rows]]
             result[rows] = np.where(found >= 0, found, result[rows])
-        if has_collective_args is not None:
+        if has_collective_args is not None and np.any(has_collective_args):
             on_device = np.isin(result, [CLASSES.index(c) for c in DEVICE_WORK])
             result[on_device & np.asarray(has_collective_args, bool)] = CLASSES.index("communication")
         if phase is not None:
@@ -140,6 +139,22 @@ class Classifier:
             forced = _lookup((_PHASES.get(text) for text in phases), CLASSES)[phase_codes]
             result = np.where(forced >= 0, forced, result)
         return _decode(result, CLASSES)
+
+    @cached_property
+    def _classes_with_rules(self) -> list[str]:
+        return list(dict.fromkeys(rule.of for rule in self.rules if rule.kind == "class"))
+
+    def _codes(self, kind: str, of: str, texts: list[str], used: npt.NDArray[np.bool_] | None = None) -> Codes:
+        """Return the class code of each text, -1 for none and at the end; a chunk's names were mostly seen before."""
+        known = self._code_of.setdefault((kind, of), {})
+        if len(known) >= _CACHE_SIZE:
+            known.clear()
+        codes = np.fromiter((known.get(text, _NOT_SEEN) for text in texts), np.int8, len(texts))
+        new = codes == _NOT_SEEN
+        for i in np.flatnonzero(new if used is None else new & used[:-1]):
+            found = self.match(kind, of, texts[i])
+            codes[i] = known[texts[i]] = -1 if found is None else CLASSES.index(found)
+        return np.append(codes, np.int8(-1))
 
     def family(self, names: Text) -> pa.DictionaryArray:
         """See `kernel_family`."""
@@ -212,7 +227,7 @@ def cpu_kind(names: Text, *, classifier: Classifier | None = None) -> pa.Diction
     return (classifier or default_classifier()).cpu_kind(names)
 
 
-def encode_text(values: Text) -> tuple[npt.NDArray[np.int64], list[str]]:
+def encode_text(values: Text) -> tuple[npt.NDArray[np.signedinteger[Any]], list[str]]:
     """Return codes and values of a text column; a null has the code -1, which indexes the last entry of a lookup."""
     if isinstance(values, pa.ChunkedArray):
         values = (
@@ -224,8 +239,8 @@ def encode_text(values: Text) -> tuple[npt.NDArray[np.int64], list[str]]:
         values = pa.concat_arrays(values.chunks)
     if not pa.types.is_dictionary(values.type):
         values = pc.dictionary_encode(values.cast(pa.utf8()))
-    codes = pc.fill_null(values.indices.cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
-    return codes, values.dictionary.cast(pa.utf8()).to_pylist()
+    indices = values.indices if values.indices.null_count == 0 else pc.fill_null(values.indices, -1)
+    return indices.to_numpy(zero_copy_only=False), values.dictionary.to_pylist()
 
 
 def _lookup(results: Iterable[str | None], vocabulary: Sequence[str]) -> Codes:
@@ -234,6 +249,6 @@ def _lookup(results: Iterable[str | None], vocabulary: Sequence[str]) -> Codes:
 
 
 def _decode(codes: Codes, vocabulary: Sequence[str]) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(
-        pa.array(codes.astype(np.int32), mask=codes < 0), pa.array(vocabulary, pa.utf8())
-    )
+    unknown = codes < 0
+    indices = pa.array(codes.astype(np.int32), mask=unknown if unknown.any() else None)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(vocabulary, pa.utf8()), safe=False)

@@ -225,12 +225,19 @@ static int grow(uint8_t **data, size_t from, size_t to) { /* new bytes are zero:
 static int group_reserve(Group *g, int64_t cap) {
     for (int i = 0; i < g->n_columns; i++) {
         Column *c = &g->columns[i];
+        if (!c->data) continue; /* columns without a value stay without memory */
         if (grow(&c->data, data_bytes(c->kind, g->cap), data_bytes(c->kind, cap))) return NO_MEMORY;
         if (grow(&c->valid, (size_t)(g->cap + 7) / 8, (size_t)(cap + 7) / 8)) return NO_MEMORY;
     }
     if (grow((uint8_t **)&g->event, (size_t)g->cap * 8, (size_t)cap * 8)) return NO_MEMORY;
     g->cap = cap;
     return OK;
+}
+
+static int column_start(Column *c, int64_t cap) {
+    c->data = calloc(1, data_bytes(c->kind, cap) + PADDING);
+    c->valid = calloc(1, (size_t)(cap + 7) / 8 + PADDING);
+    return c->data && c->valid ? OK : NO_MEMORY;
 }
 
 static inline int group_row(Group *g, int64_t event) {
@@ -242,7 +249,7 @@ static inline int group_row(Group *g, int64_t event) {
 }
 
 static inline void set_valid(Column *c, int64_t row) { c->valid[row >> 3] |= (uint8_t)(1 << (row & 7)); }
-static inline void set_null(Column *c, int64_t row) { c->valid[row >> 3] &= (uint8_t) ~(1 << (row & 7)); }
+static inline void set_null(Column *c, int64_t row) { if (c->valid) c->valid[row >> 3] &= (uint8_t) ~(1 << (row & 7)); }
 
 /* ------------------------------------------------------------------ plan */
 
@@ -697,9 +704,10 @@ static void forget(Scan *s, int group, int column) { /* the last value of a repe
 
 static inline int store_int(Scan *s, int group, int column, uint64_t bits) {
     Group *g = &s->groups[group];
-    if (group_row(g, s->groups[0].rows - 1)) return NO_MEMORY;
-    memcpy(g->columns[column].data + g->current * 8, &bits, 8);
-    set_valid(&g->columns[column], g->current);
+    Column *c = &g->columns[column];
+    if (group_row(g, s->groups[0].rows - 1) || (!c->data && column_start(c, g->cap))) return NO_MEMORY;
+    memcpy(c->data + g->current * 8, &bits, 8);
+    set_valid(c, g->current);
     return OK;
 }
 
@@ -709,9 +717,10 @@ static inline int store_code(Scan *s, int group, int column, int32_t code) {
         forget(s, group, column);
         return OK;
     }
-    if (group_row(g, s->groups[0].rows - 1)) return NO_MEMORY;
-    memcpy(g->columns[column].data + g->current * 4, &code, 4);
-    set_valid(&g->columns[column], g->current);
+    Column *c = &g->columns[column];
+    if (group_row(g, s->groups[0].rows - 1) || (!c->data && column_start(c, g->cap))) return NO_MEMORY;
+    memcpy(c->data + g->current * 4, &code, 4);
+    set_valid(c, g->current);
     return OK;
 }
 
@@ -886,7 +895,7 @@ static int store_value(Scan *s, const Field *field, cursor *pp, cursor end, int 
             return OK;
         }
         Group *g = &s->groups[group];
-        if (group_row(g, s->groups[0].rows - 1)) return NO_MEMORY;
+        if (group_row(g, s->groups[0].rows - 1) || (!c->data && column_start(c, g->cap))) return NO_MEMORY;
         uint8_t bit = (uint8_t)(1 << (g->current & 7));
         if (*from == 't')
             c->data[g->current >> 3] |= bit;
@@ -1069,7 +1078,7 @@ static int scan_event(Scan *s, cursor *pp, cursor end) {
     int r = scan_members(s, pp, end, 0, &args, &args_end);
     Column *ph = &g0->columns[s->plan->ph];
     int64_t row = g0->current;
-    if (r == OK && args && (ph->valid[row >> 3] >> (row & 7) & 1)) {
+    if (r == OK && args && ph->valid && (ph->valid[row >> 3] >> (row & 7) & 1)) {
         int32_t code;
         memcpy(&code, ph->data + row * 4, 4);
         cursor text = ph->dict.text.data + ph->dict.offsets[code];
@@ -1153,14 +1162,16 @@ static PyObject *own(void *pointer, size_t len) { /* takes *(void **)pointer and
 
 static int64_t count_bits(const uint8_t *bits, int64_t rows) {
     int64_t n = 0;
-    for (int64_t i = 0; i < rows / 8; i++) n += __builtin_popcount(bits[i]);
+    int64_t words = rows / 64;
+    for (int64_t i = 0; i < words; i++) n += __builtin_popcountll(load64(bits + 8 * i));
+    for (int64_t i = words * 8; i < rows / 8; i++) n += __builtin_popcount(bits[i]);
     if (rows & 7) n += __builtin_popcount(bits[rows / 8] & ((1 << (rows & 7)) - 1));
     return n;
 }
 
 /* (kind, null_count, data, valid, dictionary | None, mismatches, out_of_range); data is None if all is null */
 static PyObject *column_out(Column *c, int64_t rows) {
-    int64_t nulls = rows - (rows ? count_bits(c->valid, rows) : 0);
+    int64_t nulls = rows - (c->valid ? count_bits(c->valid, rows) : 0);
     if (nulls == rows)
         return Py_BuildValue("iLOOOLL", c->kind, (long long)nulls, Py_None, Py_None, Py_None, (long long)c->mismatches,
                              (long long)c->out_of_range);
@@ -1342,6 +1353,11 @@ done:
 
 static int valid_utf8(cursor p, cursor end) {
     while (p < end) {
+        for (; end - p >= 64; p += 64) { /* traces are ASCII but for a name here and there */
+            uint64_t any = 0;
+            for (int i = 0; i < 64; i += 8) any |= load64(p + i);
+            if (any & UINT64_C(0x8080808080808080)) break;
+        }
         if (end - p >= 8 && !(load64(p) & UINT64_C(0x8080808080808080))) {
             p += 8;
             continue;

@@ -5,8 +5,8 @@
 Each path is a file, a folder or an archive. Nothing raises: a file that cannot be used becomes one
 `InputError` (path, reason, next step) in `rejected`, and the search goes on.
 
-Only a bounded head of each file decides. JSON that has not shown `traceEvents` within it is still taken
-for a trace (a header may be megabytes of process groups): the reader decides.
+What a file is, `perfkit.sources.kinds` says; where files are is found here. The tables of an nsys parquetdir
+export are one input, as a folder or inside an archive.
 
 A file that the user names is rejected if it is no trace; the same file met inside a folder or archive is
 `ignored`, because people point at the whole run directory. Damage is rejected in both cases.
@@ -14,13 +14,12 @@ A file that the user names is rejected if it is no trace; the same file met insi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-import re
-import sqlite3
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,10 +27,6 @@ from perfkit.errors import CorruptInput, InputError, UnsafeInput, UnsupportedInp
 from perfkit.sources import archives
 from perfkit.sources.base import Input
 from perfkit.sources.inputs import (
-    GZIP_MAGIC,
-    UTF8_BOM,
-    ZSTD_MAGIC,
-    BytesStream,
     Limits,
     SliceStream,
     Stream,
@@ -41,18 +36,19 @@ from perfkit.sources.inputs import (
     fingerprint,
     os_error,
 )
+from perfkit.sources.kinds import (
+    HEAD_BYTES,
+    NSYS_TABLE,
+    NotATrace,
+    Verdict,
+    check_nsys_projection,
+    check_nsys_tables,
+    classify,
+    nsys_exports,
+)
 
-HEAD_BYTES = 1 << 16
-"""Stored, and then uncompressed, bytes that decide what a file is."""
 MAX_REFUSALS = 50
 """Lines about refused members of one archive; the rest are counted in one more."""
-SQLITE_MAGIC = b"SQLite format 3\0"
-NSYS_REP_MAGIC = b"NVIDIA Tegra Profiler Report"
-NSYS_TABLE = re.compile(
-    r"CUPTI_ACTIVITY_KIND_\w+|NVTX_EVENTS|StringIds|META_DATA_EXPORT|EXPORT_META_DATA|TARGET_INFO_\w+"
-    r"|ENUM_NSYS_EVENT_TYPE"
-)
-"""Names of tables that only an nsys export has."""
 
 
 class Ignored(NamedTuple):
@@ -71,17 +67,13 @@ class Found:
     ignored: list[Ignored] = field(default_factory=list)
 
 
-class NotATrace(UnsupportedInput):
-    """Readable and undamaged, but nothing to ingest; ignored unless the user named it."""
-
-
 def find_inputs(
     paths: Iterable[str | os.PathLike[str]], *, limits: Limits | None = None, spool: Path | None = None
 ) -> Found:
     """Find every input under `paths`.
 
-    Members of compressed tar archives, and databases that are inside something, are copied to `spool` (the
-    caller makes and deletes it); without it they are rejected. All else is opened in place.
+    Members of compressed tar archives, and databases and parquet that are inside something, are copied to
+    `spool` (the caller makes and deletes it); without it they are rejected. All else is opened in place.
     """
     search = _Search(limits or Limits(), spool)
     for path in paths:
@@ -93,181 +85,6 @@ def find_inputs(
     return found
 
 
-# --- what a file is --------------------------------------------------------------------------------
-
-
-class Verdict(NamedTuple):
-    """What a file is, from its head."""
-
-    kind: str
-    """`kineto`, `nsys-sqlite`, `tar`, `zip`, `parquet`."""
-    compression: str
-
-
-def classify(head: bytes, *, path: str, complete: bool, limits: Limits | None = None) -> Verdict:
-    """Decide from the first `HEAD_BYTES` stored bytes; `complete` says that there are no more.
-
-    Raises `NotATrace`, or another `InputError` for what was meant as a trace and is damaged or in the wrong form.
-    """
-    for compression, magic in (("gzip", GZIP_MAGIC), ("zstd", ZSTD_MAGIC)):
-        if head.startswith(magic):
-            with decompress(lambda: BytesStream(head, path=path), compression, path=path, limits=limits) as stream:
-                inner = stream.read(HEAD_BYTES) or b""
-                inner_complete = complete and not stream.read(1)
-            if not inner:
-                raise CorruptInput(
-                    f"empty or broken {compression} data", path=path, next_step="copy it again from where it was made"
-                )
-            if inner.startswith((GZIP_MAGIC, ZSTD_MAGIC)):
-                raise UnsupportedInput(
-                    "compressed twice", path=path, next_step="decompress it once and give the result"
-                )
-            return Verdict(_classify_plain(inner, path, inner_complete), compression)
-    return Verdict(_classify_plain(head, path, complete), "none")
-
-
-def _classify_plain(head: bytes, path: str, complete: bool) -> str:
-    if head.startswith(SQLITE_MAGIC):
-        return "nsys-sqlite"
-    if head.startswith((archives.ZIP_MAGIC, archives.ZIP_EMPTY_MAGIC)):
-        return "zip"
-    if archives.is_tar(head):
-        return "tar"
-    if head.startswith(b"PAR1"):
-        return "parquet"
-    _refuse_known(head, path)
-    text = head.removeprefix(UTF8_BOM).lstrip(b" \t\r\n")
-    if text[:1] in (b"{", b"["):
-        _check_json(text, path, complete)
-        return "kineto"
-    name = path.lower()
-    if not text:
-        what = "empty file" if not head else "nothing but white space"
-        if _is_trace_name(name):
-            raise CorruptInput(what, path=path, next_step="export the trace again")
-        raise NotATrace(what, path=path, next_step="give a trace file")
-    for ending, compression in ((".gz", "gzip"), (".tgz", "gzip"), (".zst", "zstd")):
-        if name.endswith(ending):
-            raise CorruptInput(
-                f"named {ending} but it is not {compression} data (it starts with {_shown(head)})",
-                path=path,
-                next_step="copy it again from where it was made",
-            )
-    if name.endswith(".json"):
-        raise CorruptInput(f"not JSON: it starts with {_shown(head)}", path=path, next_step="export the trace again")
-    raise NotATrace(
-        f"not a trace that perfkit knows (it starts with {_shown(head)})",
-        path=path,
-        next_step="give a torch.profiler JSON trace or an nsys SQLite export",
-    )
-
-
-def _refuse_known(head: bytes, path: str) -> None:
-    """Raise for content that perfkit recognises and cannot use."""
-    if head.startswith(NSYS_REP_MAGIC):
-        raise UnsupportedInput("an nsys report, which only nsys can read", path=path, next_step=_nsys_rep_hint(path))
-    if head.startswith(b"version https://git-lfs.github.com/spec/"):
-        raise UnsupportedInput(
-            "a git-LFS pointer, not the file itself", path=path, next_step="run `git lfs pull` in its repository"
-        )
-    if head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
-        if b"pg_config" in head or b"pg_status" in head:
-            raise NotATrace(
-                "a Flight Recorder dump (pickle)",
-                path=path,
-                next_step="`perfkit hang` of a later version reads it; ingest takes profiler traces",
-            )
-        raise NotATrace("a pickle, which perfkit never loads", path=path, next_step="give a profiler trace")
-    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff", b"FEA1")):
-        raise NotATrace("an Arrow file, not a trace", path=path, next_step="give a profiler trace")
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or head[:2] in (b"{\0", b"[\0", b"\0{", b"\0["):
-        raise UnsupportedInput(
-            "text in UTF-16", path=path, next_step="convert it with `iconv -f UTF-16 -t UTF-8 FILE > NEW`"
-        )
-    if head.startswith((b"\xfd7zXZ\0", b"BZh")):
-        what = "xz" if head.startswith(b"\xfd") else "bzip2"
-        error: type[InputError] = UnsupportedInput if ".json" in path.lower() or ".tar" in path.lower() else NotATrace
-        raise error(f"compressed with {what}", path=path, next_step="decompress it and give the result")
-    start = head[:512].lstrip().lower()
-    if start.startswith((b"<!doctype html", b"<html")) or (start.startswith(b"<?xml") and _is_trace_name(path.lower())):
-        error = CorruptInput if _is_trace_name(path.lower()) else NotATrace
-        raise error(
-            "a web page, not a trace (a failed download?)",
-            path=path,
-            next_step="download the file itself, with the credentials it needs",
-        )
-
-
-def _check_json(text: bytes, path: str, complete: bool) -> None:
-    """Raise `NotATrace` if this JSON is surely none."""
-    if text[:1] == b"{":
-        if b'"traceEvents"' in text:
-            return
-        keys, closed = _top_level_keys(text)
-        if "nodes" in keys:
-            raise NotATrace(
-                "a PyTorch execution trace (ET), not a Kineto trace",
-                path=path,
-                next_step="give the file that torch.profiler's export_chrome_trace wrote",
-            )
-        if closed or (complete and not keys):
-            shown = ", ".join(repr(key) for key in keys[:4]) or "no keys"
-            raise NotATrace(
-                f"JSON without traceEvents (it has {shown})",
-                path=path,
-                next_step="give the file that torch.profiler's export_chrome_trace wrote",
-            )
-        return
-    first = text[1:].lstrip(b" \t\r\n")[:1]
-    if first == b"{" and b'"ph"' in text:
-        return
-    if first == b"{" and not complete and b"}" not in text:
-        return  # one enormous first element
-    if not first and not complete:
-        return
-    what = "an empty list" if first == b"]" else "a JSON list that holds no trace events"
-    raise NotATrace(what, path=path, next_step="give the file that torch.profiler's export_chrome_trace wrote")
-
-
-_JSON_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
-
-
-def _top_level_keys(text: bytes) -> tuple[list[str], bool]:
-    """Return the keys of the top-level object as far as `text` goes, and whether the object is closed."""
-    depth = 0
-    keys = []
-    for token in _JSON_TOKEN.finditer(text):
-        char = text[token.start()]
-        if char == 0x22:
-            if depth == 1 and text[token.end() : token.end() + 64].lstrip()[:1] == b":":
-                keys.append(token.group()[1:-1][:80].decode("utf-8", "replace"))
-        elif char in b"{[":
-            depth += 1
-        else:
-            depth -= 1
-            if depth == 0:
-                return keys, True
-    return keys, False
-
-
-def _is_trace_name(name: str) -> bool:
-    return name.endswith((".json", ".json.gz", ".json.zst", ".gz", ".tgz", ".zst", ".tar", ".zip", ".sqlite"))
-
-
-def _shown(head: bytes) -> str:
-    """Show the first bytes on one line, whatever they are."""
-    return repr(head[:16])[1:]
-
-
-def _nsys_rep_hint(path: str) -> str:
-    from perfkit.sources.nsys import NSYS_REP_HINT  # only then: nsys.py imports what SQLite and parquet need
-
-    return NSYS_REP_HINT.format(stem=path.removesuffix(".nsys-rep"), path=path)
-
-
-# --- where files are -------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class _Candidate:
     """Stored bytes that may be an input."""
@@ -277,12 +94,15 @@ class _Candidate:
     size_bytes: int
     named: bool
     """The user named this very file."""
-    member: str | None = None
+    name: str | None = None
+    """Its name in an archive."""
+    spooled: bool = False
+    """`file` is a copy of its own, no longer the archive."""
     open: Callable[[], Stream] = field(kw_only=True)
 
     @property
-    def inside(self) -> bool:
-        return "!" in self.path and not self.named
+    def member(self) -> str | None:
+        return None if self.spooled else self.name
 
 
 class _Search:
@@ -293,6 +113,8 @@ class _Search:
         self.spool = spool
         self.found = Found()
         self._seen: dict[Path, str] = {}
+        self._taken: set[Path] = set()  # files of exports that are inputs as a whole
+        self._held: list[tuple[_Candidate, Verdict]] = []  # parquet of the archive that is being walked
         self._spooled_bytes = 0
         self._num_spooled = 0
 
@@ -346,10 +168,11 @@ class _Search:
         except OSError as error:
             self._reject(os_error(error, str(folder)))
             return
-        taken = self._nsys_parquet(folder, entries)
+        entries = [entry for entry in entries if folder / entry.name not in self._taken]
+        self._export(folder, entries)
         for entry in entries:
             path = folder / entry.name
-            if entry.name in taken:
+            if path in self._taken:
                 continue
             if entry.name.startswith(".") or entry.name == "__MACOSX":
                 self._ignore(str(path), "hidden")
@@ -392,28 +215,79 @@ class _Search:
         self._seen[real] = str(path)
         return True
 
-    def _nsys_parquet(self, folder: Path, entries: list[os.DirEntry[str]]) -> set[str]:
-        """Take a folder of parquet files with nsys table names as one input; return the names it covers."""
-        tables = [entry.name for entry in entries if entry.name.endswith(".parquet") and entry.is_file()]
-        if not any(NSYS_TABLE.fullmatch(name.removesuffix(".parquet")) for name in tables):
-            return set()
-        if not self._first_time(folder / "*.parquet"):
-            return set(tables)
+    # nsys exports in parquet
+
+    def _export(self, folder: Path, entries: list[os.DirEntry[str]]) -> None:
+        """Take the tables of an nsys export that lie in this folder as one input."""
+        names = [entry.name for entry in entries if entry.name.endswith(".parquet") and entry.is_file()]
+        folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        if any(NSYS_TABLE.fullmatch(name) for name in folders):
+            for name in folders:
+                with contextlib.suppress(OSError):  # the walk reports it
+                    names += [f"{name}/{part.name}" for part in (folder / name).iterdir()]
+        files = {name: folder / name for name in nsys_exports(names).get("", ())}
+        self._taken.update(files.values())
+        if files and self._first_time(folder / "*.parquet"):
+            with self._one_line(str(folder), named=False):
+                self._add_export(folder, files, path=str(folder))
+
+    def _add_export(self, folder: Path, files: dict[str, Path], *, path: str) -> None:
+        """Add an export whose files have these names in it; the names and the contents are its identity."""
+        tables = {(name.partition("/")[0].removesuffix(".parquet"), "/" in name) for name in files}
+        if twice := sorted(table for table, in_folder in tables if in_folder and (table, False) in tables):
+            raise CorruptInput(
+                f"the table {twice[0]} is there as a file and as a folder", path=path, next_step="remove one of the two"
+            )
         digest = hashlib.blake2b(digest_size=16)
         size = 0
-        try:
-            for name in tables:
-                file = folder / name
-                with SliceStream(file, path=str(file), limits=self.limits) as stream:
-                    digest.update(f"{name}\0{fingerprint(stream)}\0".encode(errors="surrogateescape"))
-                    size += stream.bytes_out
-        except InputError as error:
-            self._reject(error)
-            return set(tables)
+        for name, file in sorted(files.items()):
+            if file.is_symlink():
+                raise UnsafeInput(f"{name} is a symbolic link", path=path, next_step="copy the files themselves")
+            with SliceStream(file, path=f"{path}/{name}", limits=self.limits) as stream:
+                digest.update(f"{name}\0{fingerprint(stream)}\0".encode(errors="surrogateescape"))
+                size += stream.bytes_out
         self.found.inputs.append(
-            Input(path=str(folder), kind="nsys-parquet", file=folder, size_bytes=size, fingerprint=digest.hexdigest())
+            Input(path=path, kind="nsys-parquet", file=folder, size_bytes=size, fingerprint=digest.hexdigest())
         )
-        return set(tables)
+
+    def _release(self, archive: _Candidate) -> None:
+        """Decide what the parquet files of an archive are, now that all their names are known."""
+        held = {candidate.name or "": (candidate, verdict) for candidate, verdict in self._held}
+        self._held = []
+        for root, names in nsys_exports(held).items():
+            shown = archive.path if root in ("", ".") else f"{archive.path}!{archives.shown_name(root)}"
+            with self._one_line(shown, named=False):
+                self._unpack_export({name: held.pop(member) for name, member in names.items()}, path=shown)
+        for candidate, verdict in held.values():
+            with self._one_line(candidate.path, named=False):
+                self._projection(candidate, verdict)
+
+    def _unpack_export(self, members: dict[str, tuple[_Candidate, Verdict]], *, path: str) -> None:
+        """Gather the tables of an export in a folder of the spool."""
+        folder = self._spool_path(path)
+        folder.mkdir(mode=0o700)
+        files: dict[str, Path] = {}
+        for number, (name, (candidate, verdict)) in enumerate(sorted(members.items())):
+            # Only the name of a table, which is letters and digits, reaches the file system; parts keep their order.
+            table, slash, _ = name.partition("/")
+            target = folder / table / f"{number:06d}.parquet" if slash else folder / table
+            with self._one_line(candidate.path, named=False):
+                target.parent.mkdir(mode=0o700, exist_ok=True)
+                files[name] = self._own_file(candidate, verdict).file.rename(target)
+        if files:
+            self._add_export(folder, files, path=path)
+
+    def _projection(self, candidate: _Candidate, verdict: Verdict) -> None:
+        """Check that a parquet file is a projection that an nsys recipe made; parquet is read from its end."""
+        own = self._own_file(candidate, verdict)
+        try:
+            check_nsys_projection(own.file, path=candidate.path)
+        except InputError:
+            if own.spooled:
+                self._spooled_bytes -= own.file.stat().st_size
+                own.file.unlink()
+            raise
+        self._add(own, Verdict("nsys-parquet", "none"))
 
     # files
 
@@ -433,7 +307,7 @@ class _Search:
 
     def _candidate(self, candidate: _Candidate) -> None:
         """Find out what it is and record it; whatever is wrong with it becomes one line."""
-        try:
+        with self._one_line(candidate.path, named=candidate.named):
             with candidate.open() as stream:
                 head = stream.read(HEAD_BYTES) or b""
                 complete = not stream.read(1)
@@ -443,20 +317,13 @@ class _Search:
             elif verdict.kind == "kineto":
                 self._add(candidate, verdict)
             elif verdict.kind == "nsys-sqlite":
-                self._database(candidate, verdict)
+                own = self._own_file(candidate, verdict)
+                check_nsys_tables(own.file, path=candidate.path)
+                self._add(own, Verdict("nsys-sqlite", "none"))
+            elif candidate.name is None:
+                self._projection(candidate, verdict)
             else:
-                raise NotATrace(
-                    "a parquet file that is not part of an nsys parquetdir export",
-                    path=candidate.path,
-                    next_step="for nsys, give the whole folder that `nsys export --type parquetdir` wrote",
-                )
-        except NotATrace as error:
-            if candidate.named:
-                self._reject(error)
-            else:
-                self._ignore(error.path, error.message)
-        except InputError as error:
-            self._reject(error)
+                self._held.append((candidate, verdict))
 
     def _add(self, candidate: _Candidate, verdict: Verdict) -> None:
         with candidate.open() as stream:
@@ -473,44 +340,39 @@ class _Search:
             )
         )
 
-    def _database(self, candidate: _Candidate, verdict: Verdict) -> None:
-        """Check that a SQLite file is an nsys export; SQLite needs it as a file of its own."""
-        file = candidate.file
-        if candidate.member is not None or verdict.compression != "none":
-            with decompress(candidate.open, verdict.compression, path=candidate.path, limits=self.limits) as stream:
-                file = self._to_spool(stream)
-                if stream.problem:
-                    raise CorruptInput(
-                        stream.problem, path=candidate.path, next_step="copy it again from where it was made"
-                    )
-        check_nsys_tables(file, path=candidate.path)
-        copy = _Candidate(
-            candidate.path,
-            file,
-            candidate.size_bytes,
-            candidate.named,
-            open=candidate.open,
-        )
-        self._add(copy, Verdict("nsys-sqlite", "none"))
+    def _own_file(self, candidate: _Candidate, verdict: Verdict) -> _Candidate:
+        """Return a candidate whose `file` has just its uncompressed bytes; SQLite and parquet need one."""
+        if candidate.member is None and verdict.compression == "none":
+            return candidate
+        with decompress(candidate.open, verdict.compression, path=candidate.path, limits=self.limits) as stream:
+            file = self._to_spool(stream)
+            if stream.problem:
+                raise CorruptInput(
+                    stream.problem, path=candidate.path, next_step="copy it again from where it was made"
+                )
+        return replace(candidate, file=file, spooled=True)
 
     # archives
 
     def _archive(self, candidate: _Candidate, verdict: Verdict) -> None:
-        if candidate.inside:
+        if candidate.name is not None:
             raise UnsupportedInput(
                 "an archive inside an archive",
                 path=candidate.path,
                 next_step="unpack the outer archive and give the folder",
             )
         before = len(self.found.inputs) + len(self.found.rejected)
-        if verdict.kind == "zip":
-            if verdict.compression != "none":
-                raise UnsupportedInput(
-                    "a compressed zip archive", path=candidate.path, next_step="decompress it and give the zip"
-                )
-            self._zip(candidate)
-        else:
-            self._tar(candidate, verdict.compression)
+        if verdict.kind == "zip" and verdict.compression != "none":
+            raise UnsupportedInput(
+                "a compressed zip archive", path=candidate.path, next_step="decompress it and give the zip"
+            )
+        try:
+            if verdict.kind == "zip":
+                self._zip(candidate)
+            else:
+                self._tar(candidate, verdict.compression)
+        finally:  # also of what came before a cut
+            self._release(candidate)
         if len(self.found.inputs) + len(self.found.rejected) == before:
             raise UnsupportedInput(
                 "an archive without a trace in it", path=candidate.path, next_step="give a trace file"
@@ -582,34 +444,48 @@ class _Search:
     def _spool_member(self, stream: Stream, member: archives.Member, shown: str) -> None:
         """Copy a member of a compressed tar to the spool, if its head looks like an input."""
         head = stream.read(min(HEAD_BYTES, member.stored_bytes)) or b""
-        try:
+        with self._one_line(shown, named=False):
             classify(head, path=shown, complete=len(head) == member.stored_bytes, limits=self.limits)
             file = self._to_spool(_Joined(head, stream, member.stored_bytes, path=shown, limits=self.limits))
-        except NotATrace as error:
-            self._ignore(error.path, error.message)
-            return
-        except InputError as error:
-            self._reject(error)
-            return
 
-        def open_spooled() -> Stream:
-            return SliceStream(file, path=shown, limits=self.limits)
+            def open_spooled() -> Stream:
+                return SliceStream(file, path=shown, limits=self.limits)
 
-        self._candidate(_Candidate(shown, file, member.stored_bytes, False, open=open_spooled))
+            self._candidate(_Candidate(shown, file, member.stored_bytes, False, member.name, True, open=open_spooled))
 
     def _to_spool(self, stream: Stream) -> Path:
-        if self.spool is None:
-            raise UnsupportedInput(
-                "it must be unpacked first, and there is no folder for that",
-                path=stream.path,
-                next_step="unpack it and give the folder",
-            )
-        self._num_spooled += 1
-        # Numbered, never named after the member: no name in an archive reaches the file system.
-        target = self.spool / f"{self._num_spooled:06d}"
+        target = self._spool_path(stream.path)
         allowed = self.limits.max_total_bytes - self._spooled_bytes
         self._spooled_bytes += copy_stream(stream, target, limits=self.limits, max_bytes=allowed)
         return target
+
+    def _spool_path(self, path: str) -> Path:
+        """Return a new place in the spool: numbered, so that no name in an archive reaches the file system."""
+        if self.spool is None:
+            raise UnsupportedInput(
+                "it must be unpacked first, and there is no folder for that",
+                path=path,
+                next_step="unpack it and give the folder",
+            )
+        self._num_spooled += 1
+        return self.spool / f"{self._num_spooled:06d}"
+
+    # outcomes
+
+    @contextlib.contextmanager
+    def _one_line(self, path: str, *, named: bool) -> Iterator[None]:
+        """Turn whatever is wrong with one file into one line, and go on."""
+        try:
+            yield
+        except NotATrace as error:
+            if named:
+                self._reject(error)
+            else:
+                self._ignore(error.path, error.message)
+        except InputError as error:
+            self._reject(error)
+        except OSError as error:
+            self._reject(os_error(error, path))
 
     def _reject(self, error: InputError) -> None:
         self.found.rejected.append(error)
@@ -636,25 +512,4 @@ class _Joined(Stream):
         return count
 
 
-def check_nsys_tables(file: Path, *, path: str) -> None:
-    """Raise unless a SQLite file holds tables of an nsys export."""
-    uri = file.absolute().as_uri() + "?mode=ro&immutable=1"
-    try:
-        connection = sqlite3.connect(uri, uri=True)
-        try:
-            connection.execute("PRAGMA trusted_schema = OFF")
-            query = "SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 10000"
-            tables = [str(row[0]) for row in connection.execute(query)]
-        finally:
-            connection.close()
-    except sqlite3.Error as error:
-        raise CorruptInput(
-            f"broken SQLite database ({error})", path=path, next_step="run `nsys export` again"
-        ) from error
-    if not any(NSYS_TABLE.fullmatch(table) for table in tables):
-        shown = ", ".join(archives.shown_name(table) for table in tables[:4]) or "no tables"
-        raise NotATrace(
-            f"a SQLite database that nsys did not export (it has {shown})",
-            path=path,
-            next_step="give the file that `nsys export --type sqlite` wrote",
-        )
+__all__ = ["Found", "Ignored", "NotATrace", "Verdict", "classify", "find_inputs"]

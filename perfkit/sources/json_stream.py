@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, Generic, TypeVar
 from perfkit.errors import CorruptInput, UnsupportedInput
 from perfkit.sources.scan import PADDING, Plan, ScanResult, Status, is_utf8, scan_chunk
 
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 16 << 20
 MAX_HEAD_BYTES = 256 << 20
 """Keys before traceEvents (process groups of a large job are megabytes), and keys after it."""
 MAX_EVENT_BYTES = 256 << 20

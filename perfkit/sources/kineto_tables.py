@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def make_piece(result: ScanResult) -> Piece:
     if "M" in phases:
         is_meta = _has_phase(scanned["ph"], "M")
         piece.tables["tracks"] = _tracks(scanned.filter(is_meta), events.filter(is_meta))
-        events = events.filter(pc.invert(is_meta))
+        events = _without(events, is_meta.to_numpy(zero_copy_only=False))
     if "C" in phases:
         piece.tables["counters"] = _counters(scanned)
     _note_missing(piece, events, result)
@@ -88,8 +89,8 @@ def _has_phase(phase: pa.DictionaryArray, wanted: str) -> pa.Array:
 def _events(scanned: pa.RecordBatch, collective: npt.NDArray[np.bool_], piece: Piece) -> pa.Table:
     classes = classify_events(scanned["cat"], scanned["name"], collective, scanned["ph"])
     # device work without these args (gpu_user_annotation, old files) says it by its track
-    numbers = [i for i, name in enumerate(classes.dictionary.to_pylist()) if name in ON_DEVICE]
-    on_device = pc.is_in(classes.indices, pa.array(numbers, classes.indices.type))
+    lookup = np.array([*(name in ON_DEVICE for name in classes.dictionary.to_pylist()), False])
+    on_device = lookup[classes.indices.fill_null(-1).to_numpy()]
     device = _where_null(scanned["device"], on_device, scanned["pid"])
     stream = _where_null(scanned["stream"], on_device, scanned["tid"])
     duration = scanned["dur"]
@@ -123,12 +124,20 @@ def _events(scanned: pa.RecordBatch, collective: npt.NDArray[np.bool_], piece: P
     return pa.table(arrays)
 
 
-def _where_null(values: pa.Array, mask: pa.Array, other: pa.Array) -> pa.Array:
+def _without(rows: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
+    """Drop rows. Metadata events come in a few runs: slices around them need no copy, unlike a filter."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([True], mask, [True]))))  # starts and ends of what stays
+    if len(edges) > 64:
+        return rows.filter(pa.array(~mask))
+    return pa.concat_tables([rows.slice(0, 0), *(rows.slice(a, b - a) for a, b in edges.reshape(-1, 2))])
+
+
+def _where_null(values: pa.Array, mask: npt.NDArray[np.bool_], other: pa.Array) -> pa.Array:
     """`other` where `mask` holds and `values` has nothing."""
     if values.null_count == 0:
         return values
-    wanted = pc.and_(mask, values.is_null())
-    return pc.if_else(wanted, other, values) if pc.any(wanted).as_py() else values
+    wanted = mask & ~values.is_valid().to_numpy(zero_copy_only=False)
+    return pc.if_else(pa.array(wanted), other, values) if wanted.any() else values
 
 
 def _to_int32(values: pa.Array, piece: Piece) -> pa.Array:
@@ -166,13 +175,18 @@ def _side_table(name: str, batch: pa.RecordBatch) -> pa.Table:
     return table
 
 
+@lru_cache(maxsize=65_536)
+def _parse_three(text: str) -> list[int | None]:
+    value = json.loads(text)
+    whole = isinstance(value, list) and len(value) <= 3 and all(type(v) is int and abs(v) < 2**63 for v in value)
+    return [*value, None, None, None][:3] if whole else [None] * 3
+
+
 def _three_integers(texts: pa.DictionaryArray) -> list[pa.Array]:
     """`[x,y,z]` as three columns; each distinct text is parsed once."""
     parsed = []
     for text in texts.dictionary.to_pylist():
-        value = json.loads(text)
-        whole = isinstance(value, list) and len(value) <= 3 and all(type(v) is int and abs(v) < 2**63 for v in value)
-        parsed.append([*value, None, None, None][:3] if whole else [None] * 3)
+        parsed.append(_parse_three(text))
     codes = texts.indices
     return [pa.array([row[axis] for row in parsed], pa.int64()).take(codes) for axis in range(3)]
 

@@ -13,6 +13,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from perfkit.errors import CorruptInput, InputError, UnsafeInput, UnsupportedInput
 from perfkit.sources import detect
+from perfkit.sources.base import Input
 from perfkit.sources.detect import Found, find_inputs
 from perfkit.sources.inputs import Limits
 
@@ -59,6 +61,33 @@ def database(file: Path, *tables: str) -> bytes:
     connection.commit()
     connection.close()
     return file.read_bytes()
+
+
+def parquet(num_rows: int = 1, columns: tuple[str, ...] = ("id",)) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({name: list(range(num_rows)) for name in columns}), sink)
+    return sink.getvalue()
+
+
+def parquet_bomb() -> bytes:
+    """200 million rows in 0.9 MB; the footer claims less than that."""
+    sink = io.BytesIO()
+    rows = pa.table({"Name": np.zeros(10_000_000, np.int64)})
+    with pq.ParquetWriter(sink, rows.schema, compression="zstd", write_statistics=False) as writer:
+        for _ in range(20):
+            writer.write_table(rows, row_group_size=len(rows))
+    assert len(sink.getvalue()) < 1_000_000
+    return sink.getvalue()
+
+
+def write_all(folder: Path, files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+def stored(item: Input) -> dict[str, bytes]:
+    return {str(path.relative_to(item.file)): path.read_bytes() for path in item.file.rglob("*.parquet")}
 
 
 @pytest.fixture
@@ -187,6 +216,260 @@ class TestNsys:
         assert "nsys export --type" in only_line(find(folder))
 
 
+PACKINGS = {
+    "zip": zipped,
+    "tar": tar,
+    "tar.gz": lambda members: gzip.compress(tar(members)),
+    "tar.zst": lambda members: zstd(tar(members)),
+}
+PROJECTION = ("Name", "Projected Start", "Projected Duration", "Rank")
+TABLE_FILES = {
+    "StringIds.parquet": parquet(2),
+    "CUPTI_ACTIVITY_KIND_KERNEL.parquet": parquet(3),
+    "PROCESSES.parquet": parquet(4),
+}
+TABLE_FOLDERS = {
+    "StringIds/StringIds.parquet": parquet(2),
+    "CUPTI_ACTIVITY_KIND_KERNEL/10.parquet": parquet(3),
+    "CUPTI_ACTIVITY_KIND_KERNEL/9.parquet": parquet(5),
+    "PROCESSES/part.parquet": parquet(4),
+}
+
+
+class TestProjectionsOfNsysRecipes:
+    @pytest.mark.parametrize(
+        "columns", [PROJECTION, tuple(f"{name} (ns)" if " " in name else name for name in PROJECTION)]
+    )
+    @pytest.mark.parametrize("name", ["trace.parquet", "deep/down/trace.parquet", "no_extension"])
+    def test_a_file_with_its_columns_is_an_input_named_or_in_a_folder(self, folder, columns, name):
+        write_all(folder, {name: parquet(columns=columns), "files.parquet": parquet()})
+        for found in (find(folder), find(folder, name)):
+            assert [(item.kind, item.file) for item in found.inputs] == [("nsys-parquet", folder / name)]
+            assert not found.rejected
+
+    @pytest.mark.parametrize("packing", PACKINGS)
+    def test_in_an_archive_it_is_copied_out_and_other_parquet_is_ignored(self, folder, packing):
+        data = parquet(columns=PROJECTION)
+        (folder / "x").write_bytes(PACKINGS[packing]({"d/trace.parquet": data, "d/files.parquet": parquet(9)}))
+        found = find(folder)
+        (item,) = found.inputs
+        assert (item.kind, item.path, item.member) == ("nsys-parquet", f"{folder / 'x'}!d/trace.parquet", None)
+        assert item.file.read_bytes() == data
+        assert [Path(ignored.path).name for ignored in found.ignored] == ["files.parquet"]
+        assert [path for path in (folder.parent / "spool").rglob("*") if path.is_file()] == [item.file]
+
+    def test_compressed_it_is_unpacked(self, folder):
+        data = parquet(columns=PROJECTION)
+        write_all(folder, {"a.parquet.gz": gzip.compress(data), "b.parquet.zst": zstd(data)})
+        assert [item.file.read_bytes() for item in find(folder).inputs] == [data, data]
+
+    def test_its_fingerprint_is_that_of_its_content_wherever_it_lies(self, folder):
+        data = parquet(columns=PROJECTION)
+        packed = {name: pack({"d/other name": data}) for name, pack in PACKINGS.items()}
+        write_all(folder, {"plain": data, **packed, "~other": parquet(2, columns=PROJECTION)})
+        prints = [item.fingerprint for item in find(folder).inputs]
+        assert len(prints) == 6
+        assert len(set(prints[:5])) == 1
+        assert prints[5] != prints[0]
+
+    def test_one_column_less_is_not_ours(self, folder):
+        write_all(folder, {"x.parquet": parquet(columns=("Name", "Projected Start", "Duration"))})
+        assert "parquetdir" in only_line(find(folder, "x.parquet"))
+
+
+class TestNsysExportsInParquet:
+    @pytest.mark.parametrize("files", [TABLE_FILES, TABLE_FOLDERS])
+    def test_a_folder_is_one_input_in_both_layouts(self, folder, files):
+        write_all(folder / "run" / "export", files)
+        write_all(folder, {"run/rank0.json": TRACE})
+        found = find(folder)
+        assert [(item.kind, item.file) for item in found.inputs] == [
+            ("nsys-parquet", folder / "run" / "export"),
+            ("kineto", folder / "run" / "rank0.json"),
+        ]
+        assert not found.rejected
+        assert not found.ignored
+
+    @pytest.mark.parametrize("packing", PACKINGS)
+    @pytest.mark.parametrize("where", ["", "./", "run/export/", "./run/export/"])
+    def test_in_an_archive_it_is_gathered_in_one_folder(self, folder, packing, where):
+        members = {f"{where}{name}": data for name, data in TABLE_FILES.items()}
+        (folder / "x").write_bytes(PACKINGS[packing]({"a.json": TRACE, **members, "z.json": LIST}))
+        found = find(folder)
+        assert not found.rejected
+        assert not found.ignored
+        (export,) = [item for item in found.inputs if item.kind == "nsys-parquet"]
+        assert len(found.inputs) == 3
+        root = where.strip("/")
+        assert export.path == str(folder / "x") + (f"!{root}" if root not in ("", ".") else "")
+        assert stored(export) == TABLE_FILES
+        assert export.size_bytes == sum(map(len, TABLE_FILES.values()))
+
+    @pytest.mark.parametrize("packing", PACKINGS)
+    def test_parts_of_a_table_keep_their_order_and_no_other_name_reaches_the_disk(self, folder, packing):
+        (folder / "x").write_bytes(PACKINGS[packing]({f"e/{name}": data for name, data in TABLE_FOLDERS.items()}))
+        found = find(folder)
+        (export,) = found.inputs
+        assert not found.rejected
+        assert [data for _, data in sorted(stored(export).items())] == [
+            data for _, data in sorted(TABLE_FOLDERS.items())
+        ]
+        assert {name.partition("/")[0] for name in stored(export)} == {
+            "StringIds",
+            "CUPTI_ACTIVITY_KIND_KERNEL",
+            "PROCESSES",
+        }
+        assert all(Path(name).stem.isdigit() for name in stored(export))
+
+    @pytest.mark.parametrize("files", [TABLE_FILES, TABLE_FOLDERS])
+    def test_its_fingerprint_is_the_same_in_a_folder_and_in_any_archive(self, folder, files):
+        write_all(folder / "plain", files)
+        backwards = dict(reversed(files.items()))
+        for name, pack in PACKINGS.items():
+            (folder / name).write_bytes(pack({f"d/{name}": data for name, data in backwards.items()}))
+        prints = [item.fingerprint for item in find(folder).inputs]
+        assert len(prints) == 5
+        assert len(set(prints)) == 1
+
+    @pytest.mark.parametrize("change", ["content", "name", "one more"])
+    def test_its_fingerprint_changes_with_any_file(self, folder, change):
+        write_all(folder, TABLE_FOLDERS)
+        before = find(folder).inputs[0].fingerprint
+        if change == "content":
+            write_all(folder, {"PROCESSES/part.parquet": parquet(5)})
+        elif change == "name":
+            (folder / "PROCESSES").rename(folder / "ThreadNames")
+        else:
+            write_all(folder, {"PROCESSES/part2.parquet": parquet(1)})
+        assert find(folder).inputs[0].fingerprint != before
+
+    @pytest.mark.parametrize("packing", [None, *PACKINGS])
+    def test_several_exports_are_told_apart_also_when_one_lies_in_the_other(self, folder, packing):
+        files = {
+            **{f"a/{name}": data for name, data in TABLE_FILES.items()},
+            **{f"a/inner/{name}": data for name, data in TABLE_FILES.items()},
+            **{f"b/{name}": data for name, data in TABLE_FOLDERS.items()},
+            **{f"b/inner/{name}": data for name, data in TABLE_FILES.items()},
+        }
+        if packing:
+            (folder / "x").write_bytes(PACKINGS[packing](files))
+        else:
+            write_all(folder, files)
+        found = find(folder)
+        roots = [item.path.removeprefix(str(folder)).removeprefix("/x")[1:] for item in found.inputs]
+        assert roots == ["a", "a/inner", "b", "b/inner"]
+        a, a_inner, b, b_inner = (item.fingerprint for item in found.inputs)
+        assert a == a_inner == b_inner != b
+        assert not found.rejected
+        assert not found.ignored
+
+    def test_other_parquet_beside_it_stays_what_it_is(self, folder):
+        write_all(
+            folder, TABLE_FILES | {"dataset/train.parquet": parquet(), "p/trace.parquet": parquet(columns=PROJECTION)}
+        )
+        found = find(folder)
+        assert [item.file for item in found.inputs] == [folder, folder / "p" / "trace.parquet"]
+        assert [Path(item.path).name for item in found.ignored] == ["train.parquet"]
+
+    @pytest.mark.parametrize("packing", [None, "zip", "tar.gz"])
+    def test_a_table_in_both_layouts_is_not_guessed_about(self, folder, packing):
+        files = {"e/StringIds.parquet": parquet(), "e/StringIds/0.parquet": parquet()}
+        if packing:
+            (folder / "x").write_bytes(PACKINGS[packing](files))
+        else:
+            write_all(folder, files)
+        assert "StringIds is there as a file and as a folder" in only_line(find(folder))
+
+    @pytest.mark.parametrize("name", ["StringIds/1.parquet", "PROCESSES.parquet"])
+    def test_a_link_among_its_files_is_refused(self, folder, tmp_path, name):
+        write_all(folder, {"StringIds/0.parquet": parquet(), "NVTX_EVENTS.parquet": parquet()})
+        (tmp_path / "secret").write_bytes(parquet())
+        (folder / name).symlink_to(tmp_path / "secret")
+        assert "symbolic link" in only_line(find(folder))
+
+    def test_of_a_cut_archive_the_tables_before_the_cut_are_used(self, folder):
+        names = ["StringIds", "CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"]
+        whole = tar({f"{name}.parquet": parquet(2000) for name in names})
+        (folder / "x.tar").write_bytes(whole[: len(whole) // 2])
+        found = find(folder)
+        (export,) = found.inputs
+        assert "StringIds.parquet" in stored(export)
+        assert "ends early" in str(found.rejected[0])
+
+    def test_a_damaged_table_of_an_archive_is_named_and_the_others_are_used(self, folder):
+        (folder / "x.zip").write_bytes(
+            zipped({**TABLE_FILES, "NVTX_EVENTS.parquet": b"\0" * 100, "OSRT_API.parquet": b""})
+        )
+        found = find(folder)
+        assert stored(found.inputs[0]) == TABLE_FILES
+        assert [str(error).partition(": ")[2].partition(";")[0] for error in found.rejected] == [
+            "named .parquet but it is not parquet data (it starts with '" + "\\x00" * 16 + "')",
+            "empty file",
+        ]
+
+    def test_a_wrong_checksum_of_a_table_is_found(self, folder):
+        data = TABLE_FILES["PROCESSES.parquet"]
+        with zipfile.ZipFile(folder / "x.zip", "w", zipfile.ZIP_STORED) as archive:
+            for name, table in TABLE_FILES.items():
+                archive.writestr(name, table)
+        whole = (folder / "x.zip").read_bytes()
+        (folder / "x.zip").write_bytes(whole.replace(data, data[:40] + bytes([data[40] ^ 1]) + data[41:]))
+        found = find(folder)
+        assert set(stored(found.inputs[0])) == {"StringIds.parquet", "CUPTI_ACTIVITY_KIND_KERNEL.parquet"}
+        assert "checksum" in str(found.rejected[0])
+
+    def test_more_than_the_spool_may_hold_is_refused_and_what_was_dropped_does_not_count(self, folder):
+        data = parquet(columns=PROJECTION)
+        (folder / "x.zip").write_bytes(
+            zipped({"a.parquet": data + b"x" * 9, **{f"b-{i}": data[:-9] + b"PAR1" for i in range(20)}, "z": data})
+        )
+        found = find(folder, limits=Limits(max_total_bytes=len(data) + 20))
+        assert [item.path[-2:] for item in found.inputs] == ["!z"]
+        assert len(found.rejected) == 21
+        assert not any("to unpack" in str(error) for error in found.rejected)
+        (folder / "x.zip").write_bytes(zipped(TABLE_FILES))
+        found = find(folder, limits=Limits(max_total_bytes=len(TABLE_FILES["StringIds.parquet"])))
+        assert any("to unpack" in str(error) for error in found.rejected)
+
+    def test_without_a_spool_it_says_what_to_do(self, folder):
+        (folder / "x.zip").write_bytes(zipped(TABLE_FILES))
+        assert "unpack it and give the folder" in only_line(find_inputs([folder]))
+
+
+class TestHostileParquet:
+    def test_a_bomb_is_refused_before_anything_is_decoded(self, folder):
+        bomb = parquet_bomb()
+        write_all(folder, {"x.parquet": bomb, "y.zip": zipped({"x.parquet": bomb})})
+        found = find(folder)
+        assert not found.inputs
+        for error, path in zip(found.rejected, ("x.parquet", "y.zip!x.parquet"), strict=True):
+            assert isinstance(error, UnsafeInput)
+            assert str(error).startswith(f"{folder / path}: ")
+            assert "decompression bomb" in str(error)
+            assert "\n" not in str(error)
+
+    @pytest.mark.parametrize("packing", [None, *PACKINGS])
+    @pytest.mark.parametrize(
+        "damage", [lambda data: data[:-20], lambda data: data[:-8] + b"\xff\xff\xff\x7fPAR1", lambda data: b"PAR1"]
+    )
+    def test_a_corrupt_footer_is_one_line_with_the_path_that_the_user_knows(self, folder, packing, damage):
+        data = damage(parquet(columns=PROJECTION))
+        (folder / "x").write_bytes(PACKINGS[packing]({"trace.parquet": data}) if packing else data)
+        line = only_line(find(folder))
+        assert line.startswith(f"{folder / 'x'}!trace.parquet: " if packing else f"{folder / 'x'}: ")
+        assert "copy it again" in line
+
+    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(noise=st.binary(min_size=1, max_size=30), back=st.integers(1, 900))
+    def test_any_damage_of_the_footer_is_an_input_or_a_line(self, folder, noise, back):
+        data = parquet(columns=PROJECTION)
+        at = max(4, len(data) - back)
+        (folder / "x.parquet").write_bytes(data[:at] + noise + data[at + len(noise) :])
+        found = find(folder, "x.parquet")
+        assert len(found.inputs) + len(found.rejected) == 1
+        assert all(error.next_step and "\n" not in str(error) for error in found.rejected)
+
+
 class TestWhatCannotBeUsed:
     @pytest.mark.parametrize(
         ("name", "data", "reason"),
@@ -214,6 +497,8 @@ class TestWhatCannotBeUsed:
             ("t.json.gz", gzip.compress(gzip.compress(TRACE)), "compressed twice"),
             ("t.gz", gzip.compress(zipped({"a": TRACE})), "compressed zip"),
             ("t.tar.xz", b"\xfd7zXZ\0....", "compressed with xz"),
+            ("t.parquet", b"", "empty file"),
+            ("t.parquet", b"\x00\x01binary", "named .parquet but it is not parquet"),
             ("dump_0", pickle.dumps({"version": "2.9", "pg_config": {}}, protocol=2), "Flight Recorder"),
             ("x.pkl", pickle.dumps([1, 2]), "never loads"),
             ("x.arrow", b"ARROW1\0\0", "an Arrow file"),
@@ -245,6 +530,10 @@ class TestWhatCannotBeUsed:
         found = find(folder)
         assert "no trace among 2 files" in only_line(found)
         assert [Path(item.path).name for item in found.ignored] == ["README.md", "plot.png"]
+
+    def test_an_exclamation_mark_in_a_path_does_not_make_it_a_member(self, folder):
+        write_all(folder, {"now!/x.zip": zipped({"a.json": TRACE})})
+        assert contents(find(folder)) == [TRACE]
 
     def test_a_symbolic_link_to_nothing(self, folder):
         (folder / "a.json").symlink_to(folder / "gone")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import struct
+import tarfile
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -17,10 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfkit.cli.main import main
 from perfkit.errors import CorruptInput, InputError, UnsafeInput, UnsupportedInput
 from perfkit.schema import TABLES
 from perfkit.sources import nsys, nsys_parquet, nsys_plan, nsys_project
 from perfkit.sources.base import Input, PartInfo, ReadOptions
+from perfkit.sources.ingest import ingest
+from perfkit.store import Store
 
 REAL = {
     "3.25": "GindaChen__nsys-ai/tests/fixtures/mfu_2gpu_before.sqlite",
@@ -348,6 +352,70 @@ def test_a_recipe_projection_inside_a_zip_becomes_nvtx_gpu(traces: Path, tmp_pat
         assert events["start_ns"].to_pylist() == raw["Orig Start"].to_pylist()
         assert events["dur_ns"].to_pylist() == raw["Orig Duration"].to_pylist()
         assert events["tid"].to_pylist() == raw["TID"].to_pylist()
+
+
+def test_the_archive_with_the_recipe_is_ingested_by_one_command(
+    traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = traces / RECIPE_ZIP
+    if not archive.exists():
+        pytest.skip("no recipe here")
+    with zipfile.ZipFile(archive) as stored:
+        stored.extract("nvtx_gpu_proj_trace/trace.parquet", tmp_path)
+    raw = pq.read_table(tmp_path / "nvtx_gpu_proj_trace" / "trace.parquet")
+    assert main(["ingest", str(archive), "--store", str(tmp_path / "store")]) == 0
+    projected = Store(str(tmp_path / "store")).read("nvtx_gpu")
+    assert set(projected["rank"].to_pylist()) == {0}
+    for ours, theirs in (("start_ns", "Projected Start"), ("dur_ns", "Projected Duration"), ("name", "Name")):
+        assert Counter(projected[ours].to_pylist()) == Counter(raw[theirs].to_pylist())
+    capsys.readouterr()
+    same = [str(tmp_path / "nvtx_gpu_proj_trace"), "--store", str(tmp_path / "store"), "--run", archive.stem]
+    assert main(["ingest", *same]) == 0
+    assert "unchanged: 1 file" in capsys.readouterr().out
+
+
+def test_an_export_is_ingested_alike_from_a_folder_and_from_any_archive(tmp_path: Path) -> None:
+    flat = two_ranks().clock().range(150, 350).parquet(tmp_path)
+    deep = tmp_path / "deep" / "export"
+    for file in flat.iterdir():
+        (deep / file.stem).mkdir(parents=True)
+        rows = pq.read_table(file)
+        pq.write_table(rows[:1], deep / file.stem / "part-0.parquet")
+        pq.write_table(rows[1:], deep / file.stem / "part-1.parquet")
+    inputs = [flat, deep]
+    for folder in (flat, deep):
+        with zipfile.ZipFile(tmp_path / f"{folder.name}.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+            for file in folder.rglob("*.parquet"):
+                packed.write(file, file.relative_to(folder))
+        with tarfile.open(tmp_path / f"{folder.name}.tar.gz", "w:gz") as tar:
+            tar.add(folder, arcname="some/where")
+        inputs += [tmp_path / f"{folder.name}.zip", tmp_path / f"{folder.name}.tar.gz"]
+    rows = []
+    for number, path in enumerate(inputs):
+        report = ingest(path, store=tmp_path / "store", run=f"{number}", workers=1)
+        assert not report.rejected
+        assert [len(file.ranks) for file in report.files] == [2]
+        rows.append(Store(str(tmp_path / "store")).read("events", run=f"{number}"))
+    assert len(rows[0]) > 4
+    for other in rows[1:]:
+        for name in ("rank", "category", "name", "start_ns", "dur_ns", "correlation"):
+            assert other[name].to_pylist() == rows[0][name].to_pylist()
+
+
+def test_a_bomb_among_the_tables_of_an_archive_is_one_line(tmp_path: Path) -> None:
+    folder = simple().parquet(tmp_path)
+    zeros = pa.table({"start": np.zeros(5_000_000, np.int64)})
+    with pq.ParquetWriter(folder / "NVTX_EVENTS.parquet", zeros.schema, compression="zstd") as writer:
+        for _ in range(30):
+            writer.write_table(zeros, row_group_size=len(zeros))
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as packed:
+        for file in folder.iterdir():
+            packed.write(file, f"e/{file.name}")
+    report = ingest(tmp_path / "x.zip", store=tmp_path / "store")
+    (error,) = report.rejected
+    assert isinstance(error, UnsafeInput)
+    assert str(error).startswith(f"{tmp_path / 'x.zip'}!e: NVTX_EVENTS unfolds")
+    assert "\n" not in str(error)
 
 
 # ------------------------------------------------------------------ what a row becomes

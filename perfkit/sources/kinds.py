@@ -1,0 +1,291 @@
+"""Tell what a file is by its content: a trace, an archive, or why it is neither.
+
+    classify(head)               -> Verdict(kind, compression)     from a bounded head, nothing else is read
+    check_nsys_tables(file)      raises unless a SQLite file is an nsys export
+    check_nsys_projection(file)  raises unless a parquet file is what nsys's projection recipe writes
+    nsys_exports(names)          -> the nsys parquetdir exports among names of parquet files
+
+Whatever is no input raises: `NotATrace` for a sound file of another kind, another `InputError` for what was
+meant as a trace and is damaged or in the wrong form.
+
+JSON that has not shown `traceEvents` within its head is still taken for a trace (a header may be megabytes
+of process groups): the reader decides. One table of a parquetdir tells nothing by itself, so an export is
+known by the names of its files.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from perfkit.errors import CorruptInput, InputError, UnsupportedInput
+from perfkit.sources import archives
+from perfkit.sources.inputs import GZIP_MAGIC, UTF8_BOM, ZSTD_MAGIC, BytesStream, Limits, decompress
+
+HEAD_BYTES = 1 << 16
+"""Stored, and then uncompressed, bytes that decide what a file is."""
+SQLITE_MAGIC = b"SQLite format 3\0"
+NSYS_REP_MAGIC = b"NVIDIA Tegra Profiler Report"
+NSYS_TABLE = re.compile(
+    r"CUPTI_ACTIVITY_KIND_\w+|NVTX_EVENTS|StringIds|META_DATA_EXPORT|EXPORT_META_DATA|TARGET_INFO_\w+"
+    r"|ENUM_NSYS_EVENT_TYPE"
+)
+"""Names of tables that only an nsys export has."""
+_TABLE_NAME = re.compile(r"[A-Za-z]\w{0,99}", re.ASCII)
+_PROJECTION_COLUMNS = {"Name", "Projected Start", "Projected Duration"}
+
+
+class NotATrace(UnsupportedInput):
+    """Readable and undamaged, but nothing to ingest; ignored unless the user named it."""
+
+
+class Verdict(NamedTuple):
+    """What a file is, from its head."""
+
+    kind: str
+    """`kineto`, `nsys-sqlite`, `tar`, `zip`, `parquet`."""
+    compression: str
+
+
+def classify(head: bytes, *, path: str, complete: bool, limits: Limits | None = None) -> Verdict:
+    """Decide from the first `HEAD_BYTES` stored bytes; `complete` says that there are no more.
+
+    Raises `NotATrace`, or another `InputError` for what was meant as a trace and is damaged or in the wrong form.
+    """
+    for compression, magic in (("gzip", GZIP_MAGIC), ("zstd", ZSTD_MAGIC)):
+        if head.startswith(magic):
+            with decompress(lambda: BytesStream(head, path=path), compression, path=path, limits=limits) as stream:
+                inner = stream.read(HEAD_BYTES) or b""
+                inner_complete = complete and not stream.read(1)
+            if not inner:
+                raise CorruptInput(
+                    f"empty or broken {compression} data", path=path, next_step="copy it again from where it was made"
+                )
+            if inner.startswith((GZIP_MAGIC, ZSTD_MAGIC)):
+                raise UnsupportedInput(
+                    "compressed twice", path=path, next_step="decompress it once and give the result"
+                )
+            return Verdict(_classify_plain(inner, path, inner_complete), compression)
+    return Verdict(_classify_plain(head, path, complete), "none")
+
+
+def _classify_plain(head: bytes, path: str, complete: bool) -> str:
+    if head.startswith(SQLITE_MAGIC):
+        return "nsys-sqlite"
+    if head.startswith((archives.ZIP_MAGIC, archives.ZIP_EMPTY_MAGIC)):
+        return "zip"
+    if archives.is_tar(head):
+        return "tar"
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    _refuse_known(head, path)
+    text = head.removeprefix(UTF8_BOM).lstrip(b" \t\r\n")
+    if text[:1] in (b"{", b"["):
+        _check_json(text, path, complete)
+        return "kineto"
+    name = path.lower()
+    if not text:
+        what = "empty file" if not head else "nothing but white space"
+        if _is_trace_name(name):
+            raise CorruptInput(what, path=path, next_step="export the trace again")
+        raise NotATrace(what, path=path, next_step="give a trace file")
+    for ending, format in ((".gz", "gzip"), (".tgz", "gzip"), (".zst", "zstd"), (".parquet", "parquet")):
+        if name.endswith(ending):
+            raise CorruptInput(
+                f"named {ending} but it is not {format} data (it starts with {_shown(head)})",
+                path=path,
+                next_step="copy it again from where it was made",
+            )
+    if name.endswith(".json"):
+        raise CorruptInput(f"not JSON: it starts with {_shown(head)}", path=path, next_step="export the trace again")
+    raise NotATrace(
+        f"not a trace that perfkit knows (it starts with {_shown(head)})",
+        path=path,
+        next_step="give a torch.profiler JSON trace or an nsys SQLite export",
+    )
+
+
+def _refuse_known(head: bytes, path: str) -> None:
+    """Raise for content that perfkit recognises and cannot use."""
+    if head.startswith(NSYS_REP_MAGIC):
+        from perfkit.sources.nsys import nsys_rep_hint  # only then: it imports what SQLite and parquet need
+
+        raise UnsupportedInput("an nsys report, which only nsys can read", path=path, next_step=nsys_rep_hint(path))
+    if head.startswith(b"version https://git-lfs.github.com/spec/"):
+        raise UnsupportedInput(
+            "a git-LFS pointer, not the file itself", path=path, next_step="run `git lfs pull` in its repository"
+        )
+    if head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+        if b"pg_config" in head or b"pg_status" in head:
+            raise NotATrace(
+                "a Flight Recorder dump (pickle)",
+                path=path,
+                next_step="`perfkit hang` of a later version reads it; ingest takes profiler traces",
+            )
+        raise NotATrace("a pickle, which perfkit never loads", path=path, next_step="give a profiler trace")
+    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff", b"FEA1")):
+        raise NotATrace("an Arrow file, not a trace", path=path, next_step="give a profiler trace")
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or head[:2] in (b"{\0", b"[\0", b"\0{", b"\0["):
+        raise UnsupportedInput(
+            "text in UTF-16", path=path, next_step="convert it with `iconv -f UTF-16 -t UTF-8 FILE > NEW`"
+        )
+    if head.startswith((b"\xfd7zXZ\0", b"BZh")):
+        what = "xz" if head.startswith(b"\xfd") else "bzip2"
+        error: type[InputError] = UnsupportedInput if ".json" in path.lower() or ".tar" in path.lower() else NotATrace
+        raise error(f"compressed with {what}", path=path, next_step="decompress it and give the result")
+    start = head[:512].lstrip().lower()
+    if start.startswith((b"<!doctype html", b"<html")) or (start.startswith(b"<?xml") and _is_trace_name(path.lower())):
+        error = CorruptInput if _is_trace_name(path.lower()) else NotATrace
+        raise error(
+            "a web page, not a trace (a failed download?)",
+            path=path,
+            next_step="download the file itself, with the credentials it needs",
+        )
+
+
+def _check_json(text: bytes, path: str, complete: bool) -> None:
+    """Raise `NotATrace` if this JSON is surely none."""
+    if text[:1] == b"{":
+        if b'"traceEvents"' in text:
+            return
+        keys, closed = _top_level_keys(text)
+        if "nodes" in keys:
+            raise NotATrace(
+                "a PyTorch execution trace (ET), not a Kineto trace",
+                path=path,
+                next_step="give the file that torch.profiler's export_chrome_trace wrote",
+            )
+        if closed or (complete and not keys):
+            shown = ", ".join(repr(key) for key in keys[:4]) or "no keys"
+            raise NotATrace(
+                f"JSON without traceEvents (it has {shown})",
+                path=path,
+                next_step="give the file that torch.profiler's export_chrome_trace wrote",
+            )
+        return
+    first = text[1:].lstrip(b" \t\r\n")[:1]
+    if first == b"{" and b'"ph"' in text:
+        return
+    if first == b"{" and not complete and b"}" not in text:
+        return  # one enormous first element
+    if not first and not complete:
+        return
+    what = "an empty list" if first == b"]" else "a JSON list that holds no trace events"
+    raise NotATrace(what, path=path, next_step="give the file that torch.profiler's export_chrome_trace wrote")
+
+
+_JSON_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+
+
+def _top_level_keys(text: bytes) -> tuple[list[str], bool]:
+    """Return the keys of the top-level object as far as `text` goes, and whether the object is closed."""
+    depth = 0
+    keys = []
+    for token in _JSON_TOKEN.finditer(text):
+        char = text[token.start()]
+        if char == 0x22:
+            if depth == 1 and text[token.end() : token.end() + 64].lstrip()[:1] == b":":
+                keys.append(token.group()[1:-1][:80].decode("utf-8", "replace"))
+        elif char in b"{[":
+            depth += 1
+        else:
+            depth -= 1
+            if depth == 0:
+                return keys, True
+    return keys, False
+
+
+def _is_trace_name(name: str) -> bool:
+    return name.endswith(
+        (".json", ".json.gz", ".json.zst", ".gz", ".tgz", ".zst", ".tar", ".zip", ".sqlite", ".parquet")
+    )
+
+
+def _shown(head: bytes) -> str:
+    """Show the first bytes on one line, whatever they are."""
+    return repr(head[:16])[1:]
+
+
+def check_nsys_tables(file: Path, *, path: str) -> None:
+    """Raise unless a SQLite file holds tables of an nsys export."""
+    uri = file.absolute().as_uri() + "?mode=ro&immutable=1"
+    try:
+        connection = sqlite3.connect(uri, uri=True)
+        try:
+            connection.execute("PRAGMA trusted_schema = OFF")
+            query = "SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 10000"
+            tables = [str(row[0]) for row in connection.execute(query)]
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise CorruptInput(
+            f"broken SQLite database ({error})", path=path, next_step="run `nsys export` again"
+        ) from error
+    if not any(NSYS_TABLE.fullmatch(table) for table in tables):
+        shown = ", ".join(archives.shown_name(table) for table in tables[:4]) or "no tables"
+        raise NotATrace(
+            f"a SQLite database that nsys did not export (it has {shown})",
+            path=path,
+            next_step="give the file that `nsys export --type sqlite` wrote",
+        )
+
+
+def check_nsys_projection(file: Path, *, path: str) -> None:
+    """Raise unless a parquet file holds NVTX ranges projected onto the GPU; only its footer is read."""
+    from perfkit.store.parquet import check_parquet  # only then: the store is not needed to look at a trace
+
+    try:
+        schema = check_parquet(file).schema
+        columns = {schema.column(number).path.removesuffix(" (ns)") for number in range(len(schema))}
+    except InputError as error:
+        step = error.next_step or "copy it again from where it was made"
+        raise type(error)(error.message, path=path, next_step=step) from error
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:  # a broken column name fails to decode
+        raise CorruptInput(
+            f"broken parquet footer ({type(error).__name__})",
+            path=path,
+            next_step="copy it again from where it was made",
+        ) from error
+    if not columns >= _PROJECTION_COLUMNS:
+        raise NotATrace(
+            "a parquet file that is not part of an nsys parquetdir export",
+            path=path,
+            next_step="for nsys, give the whole folder that `nsys export --type parquetdir` wrote",
+        )
+
+
+def nsys_exports(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Find exports among the names of parquet files: folder -> {name within that folder: name}.
+
+    A table is TABLE.parquet or TABLE/*.parquet. One name that only nsys uses makes its folder an export, and
+    every other table in the same layout belongs to it.
+    """
+    places = {name: _places(name) for name in names if name.endswith(".parquet")}
+    # A folder named like a table comes first: StringIds/StringIds.parquet is a part of StringIds.
+    telling = (next((p for p in found if NSYS_TABLE.fullmatch(p.table)), None) for found in places.values())
+    known = {(place.folder, place.layout) for place in telling if place}
+    exports: dict[str, dict[str, str]] = {}
+    for name in sorted(places):
+        nearest = (place for place in reversed(places[name]) if (place.folder, place.layout) in known)
+        if place := next(nearest, None):
+            exports.setdefault(place.folder, {})[name.removeprefix(f"{place.folder}/")] = name
+    return exports
+
+
+class _Place(NamedTuple):
+    folder: str
+    layout: str
+    table: str
+
+
+def _places(name: str) -> list[_Place]:
+    """Return what a parquet file may be: a part of the table its folder is named after, or a table itself."""
+    folder, _, file = name.rpartition("/")
+    above, _, table = folder.rpartition("/")
+    places = [_Place(above, "folders", table), _Place(folder, "files", file.removesuffix(".parquet"))]
+    return [place for place in places if _TABLE_NAME.fullmatch(place.table)]
