@@ -63,9 +63,16 @@ _COLUMNS = ["kind", "of", "pattern", "result", "note"]
 _PHASES = {"C": "counter", "s": "flow", "t": "flow", "f": "flow"}
 _CACHE_SIZE = 1_000_000
 _NOT_SEEN = -2
+BUNDLED = "classes.csv"
 
 Text: TypeAlias = "pa.Array | pa.ChunkedArray"
 Codes: TypeAlias = npt.NDArray[np.int8]
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern for lower-cased text; ignoring case is several times slower, so only where it is written."""
+    return re.compile(pattern, 0 if pattern == pattern.lower() else re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,8 @@ class Rule:
     """`category`: the whole category; `class`: the name, if the class so far is `of`; `family`; `cpu`;
     `host`: the name, for events of class `of`, or of any if empty."""
     of: str
-    pattern: re.Pattern[str]
+    pattern: str
+    """A regular expression that is searched in the lower-cased text."""
     result: str
 
 
@@ -86,6 +94,7 @@ class Classifier:
 
     rules: Sequence[Rule]
     _seen: dict[tuple[str, str], dict[str, str | None]] = field(default_factory=dict, repr=False)
+    _by_kind: dict[tuple[str, str], list[Rule]] = field(default_factory=dict, repr=False)
     _code_of: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -98,8 +107,8 @@ class Classifier:
             except OSError as error:
                 raise UsageError(f"cannot read the rules in {path}: {error.strerror}") from None
             rules += read_rules(text, str(path))
-        bundled = resources.files("perfkit.analysis").joinpath("classes.csv").read_text()
-        return cls([*rules, *read_rules(bundled, "classes.csv")])
+        bundled = resources.files("perfkit.analysis").joinpath(BUNDLED).read_text()
+        return cls([*rules, *read_rules(bundled, BUNDLED)])
 
     def match(self, kind: str, of: str, text: str) -> str | None:
         """Return the result of the first rule that matches, or None."""
@@ -107,14 +116,17 @@ class Classifier:
         if text not in seen:
             if len(seen) >= _CACHE_SIZE:
                 seen.clear()
-            lowered = text.lower()
-            for rule in self.rules:
-                if rule.kind == kind and rule.of == of and rule.pattern.search(lowered):
-                    seen[text] = rule.result
-                    break
+            lowered, rules = text.lower(), self._rules_for(kind, of)
+            if not rules or not _compiled("|".join(f"(?:{rule.pattern})" for rule in rules)).search(lowered):
+                seen[text] = None  # most kernels are of no special class: one search instead of one per rule
             else:
-                seen[text] = None
+                seen[text] = next(rule.result for rule in rules if _compiled(rule.pattern).search(lowered))
         return seen[text]
+
+    def _rules_for(self, kind: str, of: str) -> list[Rule]:
+        if (kind, of) not in self._by_kind:
+            self._by_kind[kind, of] = [rule for rule in self.rules if rule.kind == kind and rule.of == of]
+        return self._by_kind[kind, of]
 
     def classify(
         self, category: Text, name: Text, has_collective_args: npt.ArrayLike | None = None, phase: Text | None = None
@@ -183,10 +195,12 @@ def read_rules(text: str, source: str) -> list[Rule]:
             raise UsageError(f"{where}: result {row['result']!r} is none of {', '.join(_RESULTS[kind])}")
         if of and (kind not in ("class", "host") or of not in CLASSES):
             raise UsageError(f"{where}: `of` is a class, and only for the kinds class and host")
-        try:
-            pattern = re.compile(rf"\A(?:{row['pattern']})\Z" if kind == "category" else row["pattern"], re.IGNORECASE)
-        except re.error as error:
-            raise UsageError(f"{where}: bad pattern: {error}") from None
+        pattern = rf"\A(?:{row['pattern']})\Z" if kind == "category" else row["pattern"]
+        if source != BUNDLED:  # ours are tested, and compiling all of them costs more than a small trace
+            try:
+                _compiled(pattern)
+            except re.error as error:
+                raise UsageError(f"{where}: bad pattern: {error}") from None
         rules.append(Rule(kind, of, pattern, row["result"]))
     return rules
 

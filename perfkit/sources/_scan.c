@@ -214,28 +214,32 @@ static size_t data_bytes(int kind, int64_t rows) {
     return (size_t)rows * (kind == TEXT || kind == JSON_TEXT ? 4 : 8);
 }
 
-static int grow(uint8_t **data, size_t from, size_t to) { /* new bytes are zero: null, 0, false */
+static int grow(uint8_t **data, size_t from, size_t to, int zero) {
     uint8_t *fresh = realloc(*data, to + PADDING);
     if (!fresh) return NO_MEMORY;
-    memset(fresh + from, 0, to - from);
+    if (zero) memset(fresh + from, 0, to - from);
     *data = fresh;
     return OK;
 }
+
+/* Validity must start as null, and Arrow reads dictionary codes under nulls too; a number under a null is never read. */
+static int starts_as_zero(int kind) { return kind == TEXT || kind == JSON_TEXT || kind == BOOL; }
 
 static int group_reserve(Group *g, int64_t cap) {
     for (int i = 0; i < g->n_columns; i++) {
         Column *c = &g->columns[i];
         if (!c->data) continue; /* columns without a value stay without memory */
-        if (grow(&c->data, data_bytes(c->kind, g->cap), data_bytes(c->kind, cap))) return NO_MEMORY;
-        if (grow(&c->valid, (size_t)(g->cap + 7) / 8, (size_t)(cap + 7) / 8)) return NO_MEMORY;
+        if (grow(&c->data, data_bytes(c->kind, g->cap), data_bytes(c->kind, cap), starts_as_zero(c->kind))) return NO_MEMORY;
+        if (grow(&c->valid, (size_t)(g->cap + 7) / 8, (size_t)(cap + 7) / 8, 1)) return NO_MEMORY;
     }
-    if (grow((uint8_t **)&g->event, (size_t)g->cap * 8, (size_t)cap * 8)) return NO_MEMORY;
+    if (grow((uint8_t **)&g->event, 0, (size_t)cap * 8, 0)) return NO_MEMORY;
     g->cap = cap;
     return OK;
 }
 
 static int column_start(Column *c, int64_t cap) {
-    c->data = calloc(1, data_bytes(c->kind, cap) + PADDING);
+    size_t size = data_bytes(c->kind, cap) + PADDING;
+    c->data = starts_as_zero(c->kind) ? calloc(1, size) : malloc(size);
     c->valid = calloc(1, (size_t)(cap + 7) / 8 + PADDING);
     return c->data && c->valid ? OK : NO_MEMORY;
 }

@@ -154,15 +154,15 @@ def _track(pid: pa.DictionaryArray, tid: pa.DictionaryArray) -> pa.Array:
     """Text of a process or thread that is named, not numbered: `pid`, `tid` or `pid/tid`."""
     if pid.null_count == len(pid) and tid.null_count == len(tid):
         return pa.nulls(len(pid), schema.TEXT)
+    if (len(pid.dictionary) + 1) * (len(tid.dictionary) + 1) > 1_000_000:  # hostile: every event names its own
+        joined = pc.binary_join_element_wise(pid.cast(pa.utf8()), tid.cast(pa.utf8()), "/", null_handling="skip")
+        return pc.if_else(pc.is_in(joined, pa.array(["", "/"])), None, joined).dictionary_encode()
     names_p, names_t = [None, *pid.dictionary.to_pylist()], [None, *tid.dictionary.to_pylist()]
-    codes = (pid.indices.fill_null(-1).to_numpy() + 1).astype(np.int64) * len(names_t)
-    codes += tid.indices.fill_null(-1).to_numpy() + 1
-    used, inverse = np.unique(codes, return_inverse=True)
-    texts = [
-        "/".join(text for text in (names_p[code // len(names_t)], names_t[code % len(names_t)]) if text) or None
-        for code in used
-    ]
-    return pa.array(texts, pa.utf8()).take(pa.array(inverse)).dictionary_encode()
+    texts = ["/".join(text for text in (p, t) if text) for p in names_p for t in names_t]  # by combined code
+    codes = (pid.indices.fill_null(-1).to_numpy() + 1) * len(names_t) + tid.indices.fill_null(-1).to_numpy() + 1
+    named = np.array([bool(text) for text in texts])
+    words = pa.array(texts, pa.utf8())
+    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32), mask=~named[codes]), words, safe=False)
 
 
 def _side_table(name: str, batch: pa.RecordBatch) -> pa.Table:
