@@ -28,6 +28,8 @@ demo: $(VENV)/core
 	$(BIN)/perfkit ingest sample_traces --store out/demo
 	@echo
 	$(BIN)/perfkit store ls out/demo
+	@echo
+	$(BIN)/perfkit analyze sample_traces
 
 test: $(VENV)/dev lint
 	$(BIN)/python -m pytest

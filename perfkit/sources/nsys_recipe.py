@@ -37,8 +37,9 @@ def _find(tables: Tables) -> dict[str, dict[str, str]]:
 
 
 def is_recipe(tables: Tables) -> bool:
-    """Tell whether the tables are a recipe's output rather than an export."""
-    return bool(_find(tables))
+    """Tell whether the tables are a recipe's output alone: beside an export, the export says more."""
+    exported = any(name == "StringIds" or name.startswith("CUPTI_ACTIVITY_KIND_") for name in tables.names())
+    return bool(_find(tables)) and not exported
 
 
 def plan_ranks(tables: Tables) -> list[int | None]:

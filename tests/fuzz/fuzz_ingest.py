@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from perfkit.sources import json_stream, kineto, scan
 from perfkit.sources.base import Input, ReadOptions
 from perfkit.sources.detect import find_inputs
 from tests.fuzz.mutate import make
-from tests.sources.test_kineto_exact import expected_events
+from tests.sources.test_kineto_exact import Written, expected_events
 
 SECONDS_PER_CASE = 20
 BATCH = 1000
@@ -58,8 +57,8 @@ def read(input: Input, scanner: str) -> tuple[list[dict[str, Any]], list[str]] |
 def plain_rows(data: bytes) -> list[dict[str, Any]] | None:
     """Rows by `json` alone; None if it does not accept the file or its shape."""
     try:
-        document = json.loads(data.decode(), parse_float=Decimal, parse_constant=lambda _: None)
-    except (ValueError, RecursionError):
+        document = json.loads(data.decode(), parse_float=Written, parse_constant=lambda _: None)
+    except (ValueError, RecursionError, ArithmeticError):  # an exponent that Decimal does not have
         return None
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list):
@@ -79,9 +78,9 @@ def plain_prefix(data: bytes) -> list[dict[str, Any]] | None:
     start = re.match(r"\s*\[", text) or re.search(r'"traceEvents"\s*:\s*\[', text)
     if start is None or re.search(r"(?i)nan|inf", text):  # the reader takes nan and inf in any spelling
         return None
-    decoder = json.JSONDecoder(parse_float=Decimal, strict=False)
+    decoder = json.JSONDecoder(parse_float=Written, strict=False)
     events, at = [], start.end()
-    with contextlib.suppress(ValueError, RecursionError):
+    with contextlib.suppress(ValueError, RecursionError, ArithmeticError):
         while at < len(text) and text[at] != "]":
             if text[at] in " \t\r\n,":
                 at += 1

@@ -10,7 +10,7 @@ import gzip
 import json
 import re
 import tarfile
-from decimal import ROUND_HALF_EVEN, Decimal
+from decimal import ROUND_HALF_EVEN, Context, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from perfkit.sources.scan import Kind
 from tests.conftest import real_traces
 
 ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "gpu_user_annotation", "cuda_sync"}
+EXACT = Context(prec=100)
 ON_DEVICE |= {"mtia_ccp_events"}
 
 
@@ -45,8 +46,19 @@ def unpack(path: Path) -> bytes:
     return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
 
 
+class Written(Decimal):
+    """A number that remembers how it was written."""
+
+    text: str
+
+    def __new__(cls, text: str) -> Written:
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+
 def load(path: Path) -> Any:
-    return json.loads(unpack(path), parse_float=Decimal)
+    return json.loads(unpack(path), parse_float=Written)
 
 
 def as_ns(value: Any) -> int | None:
@@ -55,9 +67,9 @@ def as_ns(value: Any) -> int | None:
     if isinstance(value, str) and not re.fullmatch(r"-?\d+(\.\d+)?([eE][-+]?\d+)?", value):
         return None
     number = Decimal(value)
-    if abs(number) > 10**17:
+    if number.adjusted() > 17:
         return None
-    return int((number * 1000).quantize(Decimal(1), ROUND_HALF_EVEN))
+    return int(EXACT.multiply(number, 1000).quantize(Decimal(1), ROUND_HALF_EVEN, EXACT))
 
 
 def as_int(value: Any) -> int | None:
@@ -80,7 +92,7 @@ def plain_json(value: Any) -> str:
         return "[" + ",".join(map(plain_json, value)) + "]"
     if isinstance(value, dict):
         return "{" + ",".join(f"{json.dumps(k, ensure_ascii=False)}:{plain_json(v)}" for k, v in value.items()) + "}"
-    return str(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False)
+    return value.text if isinstance(value, Written) else json.dumps(value, ensure_ascii=False)
 
 
 def first_of(args: dict[str, Any], *keys: str) -> Any:
