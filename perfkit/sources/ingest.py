@@ -32,6 +32,12 @@ from perfkit.store.commits import Commit
 _SUFFIXES = re.compile(r"(\.pt)?(\.trace)?\.(json|sqlite|db|tar|zip|tgz)(\.gz|\.zst)?$|\.(gz|zst)$", re.IGNORECASE)
 
 
+TYPICAL_RATIO = 15
+"""Of a gzipped Kineto trace."""
+WORKERS_PAY_BYTES = 100_000_000
+"""Uncompressed bytes above which starting worker processes is faster than reading in this one."""
+
+
 @dataclass(frozen=True, slots=True)
 class IngestedFile:
     """One source file in the store."""
@@ -134,17 +140,21 @@ def ingest(
         found = find_inputs(listed, limits=limits, spool=Path(spool))
         report.rejected, report.ignored = list(found.rejected), found.ignored
         committed = lake.committed(cluster, report.run, attempt)
-        fresh = _skip_known(found.inputs, committed, options, report)
-        peeked = _peek_all(fresh, report)
-        groups = plan_parts(peeked, committed)
-        runner = engine or LocalEngine(workers)
-        threads = max(1, (workers or available_cpus()) // max(1, len(groups)))
-        options = replace(options, threads=threads)
-        progress = _Progress(fresh, on_progress)
-        for _ in range(2):  # a second round for files that name their rank after the events
-            groups = _run(runner, groups, committed, options, report, progress)
-            if not groups:
-                break
+        fresh, again = _skip_known(found.inputs, committed, options, report)
+        groups = plan_parts(_peek_all(fresh, report), committed)
+        cpus = workers or available_cpus()
+        if workers is None and sum(map(_expected_bytes, fresh)) < WORKERS_PAY_BYTES:
+            cpus = 1
+        runner = engine or LocalEngine(cpus)
+        options = replace(options, threads=max(1, cpus // max(1, len(groups))))
+        progress = _Progress([*fresh, *(item.input for item in again)], on_progress)
+        works = [_work(report, group, committed, options) for group in groups]
+        works += [_work(report, [item], (), options, replacing=True) for item in again]
+        late = _run(runner, works, report, progress)
+        if late:  # files that name their rank only after the events
+            committed = lake.committed(cluster, report.run, attempt)
+            works = [_work(report, group, committed, options) for group in plan_parts(late, committed)]
+            _run(runner, works, report, progress)
     if report.files:
         lake.finalise(cluster, report.run, attempt)
     report.files.sort(key=lambda file: file.path)
@@ -164,27 +174,31 @@ def default_run(paths: Sequence[str | os.PathLike[str]]) -> str:
 
 def _skip_known(
     inputs: Iterable[Input], committed: Sequence[Commit], options: ReadOptions, report: IngestReport
-) -> list[Input]:
-    """Leave out what the store already holds, and copies of the same content."""
+) -> tuple[list[Input], list[PlannedInput]]:
+    """Leave out what the store already holds, and copies of the same content.
+
+    Returns what is new, and what is there but was read with other options and must be replaced.
+    """
     by_content: dict[str, list[Commit]] = {}
     for commit in committed:
         by_content.setdefault(commit.fingerprint.partition("#")[0], []).append(commit)
     fresh: list[Input] = []
+    again: list[PlannedInput] = []
     first_path: dict[str, str] = {}
     for input in inputs:
         if input.fingerprint in first_path:
             report.ignored.append(Ignored(input.path, f"same content as {first_path[input.fingerprint]}"))
             continue
         first_path[input.fingerprint] = input.path
-        commits = by_content.get(input.fingerprint, [])
-        whole = commits and len(commits) == commits[0].extra.get("parts", 1)
-        if whole and commits[0].fingerprint == content_key(
-            input, int(commits[0].fingerprint.partition("#")[2][:1] or 0), options
-        ):
+        commits = sorted(by_content.get(input.fingerprint, []), key=lambda commit: commit.fingerprint)
+        if not commits or len(commits) < commits[0].extra.get("parts", 1):
+            fresh.append(input)
+        elif {c.fingerprint for c in commits} == {content_key(input, k, options) for k in range(len(commits))}:
             report.files.append(_already_there(input, commits))
         else:
-            fresh.append(input)
-    return fresh
+            parts = (PlannedPart(c.rank, c.segment, c.rank_source or "source") for c in commits)
+            again.append(PlannedInput(input, tuple(parts)))
+    return fresh, again
 
 
 def _already_there(input: Input, commits: Sequence[Commit]) -> IngestedFile:
@@ -215,28 +229,29 @@ def _peek_all(inputs: Iterable[Input], report: IngestReport) -> list[tuple[Input
     return peeked
 
 
-def _run(
-    engine: Engine,
-    groups: list[list[PlannedInput]],
+def _work(
+    report: IngestReport,
+    group: Sequence[PlannedInput],
     committed: Sequence[Commit],
     options: ReadOptions,
-    report: IngestReport,
-    progress: _Progress,
-) -> list[list[PlannedInput]]:
-    """Work on the groups; returns those that must be planned again."""
-    works = []
-    for group in groups:
-        ranks = {part.rank for item in group for part in item.parts}
-        earlier = tuple(
-            TimeRange(c.rank, c.start_ns, c.end_ns, c.source_path)
-            for c in committed
-            if c.rank in ranks and c.start_ns is not None and c.end_ns is not None
-        )
-        works.append(
-            GroupWork(report.store, report.cluster, report.run, report.attempt, tuple(group), earlier, options)
-        )
-    again: list[tuple[Input, list[PartInfo]]] = []
-    done: list[Commit] = list(committed)
+    *,
+    replacing: bool = False,
+) -> GroupWork:
+    ranks = {part.rank for item in group for part in item.parts}
+    earlier = tuple(
+        TimeRange(c.rank, c.start_ns, c.end_ns, c.source_path)
+        for c in committed
+        if c.rank in ranks and c.start_ns is not None and c.end_ns is not None
+    )
+    where = report.store, report.cluster, report.run, report.attempt
+    return GroupWork(*where, tuple(group), earlier, options, replacing)
+
+
+def _run(
+    engine: Engine, works: Sequence[GroupWork], report: IngestReport, progress: _Progress
+) -> list[tuple[Input, list[PartInfo]]]:
+    """Work on the groups; returns the inputs whose ranks turned out to be others than planned."""
+    late: list[tuple[Input, list[PartInfo]]] = []
     for outcome in engine.map(ingest_group, works, cost=lambda work: work.size_bytes, on_progress=progress.read):
         progress.finished(outcome.item)
         if outcome.error is not None:
@@ -246,16 +261,12 @@ def _run(
                 report.rejected.append(InputError(reason, path=item.input.path, next_step="run the same command again"))
             continue
         for result in outcome.unwrap():
-            if result.true_ranks is not None:
-                infos = [PartInfo(rank=rank, rank_source="distributedInfo") for rank in result.true_ranks]
-                again.append((result.input, infos))
-            else:
+            if result.true_ranks is None:
                 _record(result, report)
-    if not again:
-        return []
-    store = Store(report.store)
-    done = store.committed(report.cluster, report.run, report.attempt)
-    return plan_parts(again, done)
+            else:
+                infos = [PartInfo(rank=rank, rank_source="distributedInfo") for rank in result.true_ranks]
+                late.append((result.input, infos))
+    return late
 
 
 def _record(result: InputResult, report: IngestReport) -> None:
@@ -283,10 +294,13 @@ def _record(result: InputResult, report: IngestReport) -> None:
         report.rejected.append(InputError(error.message, path=result.input.path, next_step=step))
 
 
+def _expected_bytes(input: Input) -> int:
+    """Uncompressed size, roughly."""
+    return input.size_bytes * (1 if input.compression == "none" else TYPICAL_RATIO)
+
+
 class _Progress:
     """Turns uncompressed bytes read into stored bytes done, so that a bar has a known end."""
-
-    TYPICAL_RATIO = 15  # of a gzipped Kineto trace
 
     def __init__(self, inputs: Sequence[Input], callback: Callable[[int, int], None] | None) -> None:
         self._callback = callback
@@ -295,7 +309,7 @@ class _Progress:
 
     def read(self, work: GroupWork, increment: int) -> None:
         packed = any(item.input.compression != "none" for item in work.inputs)
-        have = self._done.get(id(work), 0) + increment // (self.TYPICAL_RATIO if packed else 1)
+        have = self._done.get(id(work), 0) + increment // (TYPICAL_RATIO if packed else 1)
         self._done[id(work)] = min(have, work.size_bytes)
         self._tell()
 
@@ -306,6 +320,3 @@ class _Progress:
     def _tell(self) -> None:
         if self._callback:
             self._callback(min(sum(self._done.values()), self._total), self._total)
-
-
-__all__ = ["IngestReport", "IngestedFile", "PlannedPart", "default_run", "ingest"]

@@ -72,6 +72,15 @@ def test_ingesting_twice_changes_nothing(tmp_path):
     assert snapshot(tmp_path / "store") == before
 
 
+def test_other_options_replace_what_is_there(tmp_path):
+    path = write(tmp_path / "rank0.json", document(op(ts=T0, args={"cbid": 7}), rank=0))
+    ingest(path, store=tmp_path / "store")
+    assert events(tmp_path / "store")["args"].to_pylist() == [None]
+    report = ingest(path, store=tmp_path / "store", keep_args=True)
+    assert [file.status for file in report.files] == ["ingested"]
+    assert events(tmp_path / "store")["args"].to_pylist() == ['{"cbid":7}']
+
+
 def test_a_moved_copy_is_recognised_by_its_content(tmp_path):
     write(tmp_path / "in/rank0.json", trace())
     ingest(tmp_path / "in", store=tmp_path / "store")
