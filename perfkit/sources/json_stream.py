@@ -74,7 +74,7 @@ class TraceWalk(Generic[T]):
         self.repeated: list[str] = []
         """Top-level keys that occur twice; the first one counts."""
         self.replaced = 0
-        """Bytes that were not UTF-8."""
+        """Places that were not UTF-8."""
         self.bytes_read = 0
         self._stream, self._path, self._scanner, self._threads = stream, path, scanner, threads
         self._rest = b""
@@ -250,6 +250,8 @@ class TraceWalk(Generic[T]):
                     else:
                         scanned = future.result()
                     result = scanned.result
+                    if scanned.repaired is not None:
+                        self.replaced += scanned.repaired.decode().count("\ufffd")
                     if scanned.made is not None:
                         yield first, scanned.made
                         first += result.num_events
@@ -302,7 +304,6 @@ class TraceWalk(Generic[T]):
         end = chunk.end
         if not is_utf8(data, 0, end):
             text = bytes(memoryview(data)[:end]).decode("utf-8", "replace")
-            self.replaced += text.count("\ufffd")
             repaired = text.encode()
             data, end = repaired + bytes(PADDING), len(repaired)
         return scan_chunk(data, 0, end, plan, base_ns=base_ns, scanner=self._scanner), repaired
