@@ -224,6 +224,9 @@ CHUNKS = st.tuples(st.lists(st.one_of(EVENTS, EVENTS, VALUES), max_size=6), SPAC
 @settings(max_examples=400, deadline=None)
 @given(CHUNKS)
 @example('{"ph":"M","args":{"a":[NaN]}}')
+@example("-Infinity")
+@example("nan")
+@example("inf")
 @example('{"t":1,"t":"\\ud800"}')
 def test_both_scanners_agree_on_valid_json(text):
     if "\ud800" <= max(text, default="") <= "\udfff":
