@@ -3,8 +3,9 @@
     python benchmarks/published_mfu.py published_mfu.csv [--tolerance 0.5]
 
 Every row goes through `perfkit.flops.inputs` and `compute_mfu`, as a row of `perfkit mfu --batch` would.
-The convention is chosen by the source of the table, never by the row; what a row gives (shapes, speed,
-devices) is passed on as it stands. Rows beyond the tolerance are listed with the reason.
+The convention is chosen by the source of the table, never by the row; what a row gives (shapes or the name
+of the model, speed, devices) is passed on as it stands. The tables write `H100` and mean the SXM board: that
+is said here, because perfkit does not guess it. Rows beyond the tolerance are listed with the reason.
 """
 
 from __future__ import annotations
@@ -18,38 +19,8 @@ from pathlib import Path
 from perfkit.flops.calculator import MfuResult, compute_mfu
 from perfkit.flops.inputs import arguments_from
 
-HARDWARE = {
-    "h100_80gb": "NVIDIA H100 80GB HBM3",
-    "h100": "NVIDIA H100 80GB HBM3",
-    "a100_80gb": "NVIDIA A100-SXM4-80GB",
-    "a100-80gb": "NVIDIA A100-SXM4-80GB",
-    "a100": "NVIDIA A100-SXM4-80GB",
-    "a100_40gb": "NVIDIA A100-SXM4-40GB",
-    "v100": "Tesla V100-SXM2-32GB",
-    "b200": "NVIDIA B200",
-    "b300": "NVIDIA B300 SXM6 AC",
-    "gb200": "NVIDIA GB200",
-    "gb300": "NVIDIA GB300",
-}
-PRESETS = {
-    "LLAMA3_8B": {"model": "llama3-8b"},
-    "LLAMA3_70B": {"model": "llama3-70b"},
-    "LLAMA3.1_405B": {"model": "llama3.1-405b"},
-    "DeepSeekV3": {"model": "deepseek-v3"},
-    "DeepSeekV3 (w/ MTP)": {"model": "deepseek-v3"},
-    "DeepSeekV3 (w/o MTP)": {"model": "deepseek-v3", "mtp_layers": 0},
-    "DeepSeekV3 (tokendrop)": {"model": "deepseek-v3"},
-    "DeepSeekV3 (dropless)": {"model": "deepseek-v3"},
-    "GPT OSS 120B": {"model": "gpt-oss-120b"},
-    "Qwen3_30B_a3B": {"model": "qwen3-30b-a3b"},
-    "Qwen3_30B_a3B (tokendrop)": {"model": "qwen3-30b-a3b"},
-    "Qwen3_235B_a22B": {"model": "qwen3-235b-a22b"},
-    "Qwen3_235B_a22B (tokendrop)": {"model": "qwen3-235b-a22b"},
-    "Kimi_K2": {"model": "kimi-k2"},
-    "Nemotron_3_Nano": {"model": "nemotron3-nano"},
-}
-"""Names in the tables of Megatron-Bridge."""
-
+HARDWARE = {"h100_80gb": "H100 SXM", "h100": "H100 SXM", "v100": "V100 SXM2"}
+"""What the tables mean by a name that is ambiguous; the others (`a100_40gb`, `GB200`) are passed on."""
 
 WHOLE_SEQUENCES = "26.04.01"
 """The table whose tokens/s were computed from whole sequences per second (every row is a multiple of it)."""
@@ -80,7 +51,7 @@ class Comparison:
 
 def options_for(row: dict[str, str]) -> tuple[dict[str, object], str] | str:
     """Return the options of `perfkit mfu` and the published column, or why there is nothing to compare."""
-    source, model = row["source"], row["model"]
+    source = row["source"]
     dtype = row["precision"].split(" ")[0]
     options: dict[str, object] = {"hardware": HARDWARE.get(row["gpu"].lower(), row["gpu"]), "dtype": dtype}
     shapes = {key: row[key] for key in ("layers", "hidden", "heads", "kv_heads", "vocab", "seq_len", "ffn")}
@@ -112,10 +83,11 @@ def options_for(row: dict[str, str]) -> tuple[dict[str, object], str] | str:
     if "examples/llama" in source:
         return options | shapes | {"gated": True, "convention": "megatron-full"}, "reported_tflops_per_gpu"
     if "Megatron-Bridge" in source:
-        if model not in PRESETS:
-            return "no shapes of the model were published with it"
-        preset = PRESETS[model] | {"seq_len": row["seq_len"], "convention": "megatron"}
-        return options | preset, "reported_tflops_per_gpu"
+        return options | {
+            "model": row["model"],
+            "seq_len": row["seq_len"],
+            "convention": "megatron",
+        }, "reported_tflops_per_gpu"
     if not row["reported_mfu"]:
         return "no MFU was published, and the TFLOP/s (if any) are the input"
     return "no speed was published"

@@ -68,7 +68,8 @@ def _calibrate(seconds: float, device: str) -> dict[str, Any]:
 
 
 def _show(name: str) -> dict[str, Any]:
-    from perfkit.hardware.lookup import find_device
+    from perfkit.errors import UnknownHardware
+    from perfkit.hardware.lookup import ambiguity, find_device
     from perfkit.hardware.overrides import load_measured
     from perfkit.hardware.registry import normalise
 
@@ -76,6 +77,8 @@ def _show(name: str) -> dict[str, Any]:
     if measured is not None and measured["kind"] == "cpu":
         return {"device": name, "how": "measured", "notes": [], "values": [], "measured": measured}
     found = find_device(name)
+    if found.candidates:
+        raise UnknownHardware(ambiguity(name, found.candidates))
     return {**_device_document(found.device), "how": found.how, "notes": list(found.notes), "measured": measured}
 
 

@@ -117,7 +117,7 @@ def _has_mfu(result: MfuResult | None) -> bool:
 def _print_json(document: dict[str, Any]) -> None:
     import json
 
-    print(json.dumps(document, indent=1, ensure_ascii=False))
+    print(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
 
 
 def _print_csv(results: list[RowResult]) -> None:

@@ -95,6 +95,8 @@ def _print_result(console: Console, result: MfuResult) -> None:
 
 
 def _print_conventions(console: Console, result: MfuResult) -> None:
+    from perfkit.flops.conventions import CONVENTIONS
+
     if not result.conventions:
         return
     table = Table(box=box.SIMPLE, title="the same run in all conventions", title_justify="left", title_style="dim")
@@ -104,7 +106,8 @@ def _print_conventions(console: Console, result: MfuResult) -> None:
     for name, row in result.conventions.items():
         flops = "–" if row.flops_per_token is None else f"{row.flops_per_token / 1e9:,.2f}"
         style = "bold" if name == result.convention else ""
-        table.add_row(name, row.attention, percent(row.mfu), flops, row.reason or "", style=style)
+        remark = "with a recomputed forward" if CONVENTIONS[name].recompute_included else ""
+        table.add_row(name, row.attention, percent(row.mfu), flops, row.reason or remark, style=style)
     console.print(table)
 
 

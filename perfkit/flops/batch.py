@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfkit.errors import CorruptInput, InputError, PerfkitError
+from perfkit.errors import CorruptInput, InputError, PerfkitError, UsageError
 from perfkit.flops.calculator import MfuResult, compute_mfu
 from perfkit.flops.inputs import arguments_from
 
 PASSED_THROUGH = ("label", "note", "id")
+
+EXTRA = "_extra"
+"""Holds the cells of a row that are beyond its header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,12 @@ def compute_rows(rows: Iterable[Mapping[str, Any]], defaults: Mapping[str, Any] 
     """Compute every row; `defaults` fill what a row leaves empty."""
     results = []
     for number, row in enumerate(rows, 1):
-        labels = {key: str(value) for key, value in row.items() if _is_label(key)}
+        labels = {key: str(value or "") for key, value in row.items() if _is_label(key) and key != EXTRA}
         cells = {key: value for key, value in row.items() if not _is_label(key) and value not in (None, "")}
         merged = {**(defaults or {}), **cells}
         try:
+            if EXTRA in row:
+                raise UsageError(f"more cells than columns: {row[EXTRA]}", next_step="quote cells that have commas")
             results.append(RowResult(number, labels, compute_mfu(**arguments_from(merged)), None))
         except PerfkitError as error:
             results.append(RowResult(number, labels, None, str(error)))
@@ -62,15 +67,18 @@ def read_rows(path: str | Path) -> list[dict[str, str]]:
     file = Path(path)
     try:
         with file.open(newline="", encoding="utf-8-sig") as handle:
-            reader = csv.DictReader(handle)
+            reader = csv.DictReader(handle, restkey=EXTRA)
             header, rows = reader.fieldnames, list(reader)
     except FileNotFoundError:
         raise InputError("no such file", path=str(file), next_step="give a CSV file with a header") from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", path=str(file)) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise CorruptInput(f"not a CSV file: {error}", path=str(file)) from None
     if header is None:
         raise CorruptInput("the file is empty", path=str(file), next_step="its first line names the columns")
-    for number, row in enumerate(rows, 1):
-        if None in row:
-            raise CorruptInput(f"row {number} has more cells than the header", path=str(file))
+    if twice := sorted({name for name in header if header.count(name) > 1}):
+        raise CorruptInput(f"columns {twice} are there twice", path=str(file), next_step="keep one of each")
+    if not rows:
+        raise CorruptInput("the file has a header and no rows", path=str(file), next_step="add a row for each run")
     return rows

@@ -17,7 +17,8 @@ from typing import Any
 
 from perfkit.errors import UnknownHardware, UsageError
 from perfkit.flops.conventions import CONVENTIONS, TokenFlops, get_convention
-from perfkit.flops.params import active_params, total_params
+from perfkit.flops.params import active_params, counted_params, total_params
+from perfkit.flops.quantities import LARGEST
 from perfkit.flops.spec import CannotCount, TransformerSpec, spec_from_dict
 from perfkit.flops.speed import Speed
 from perfkit.hardware.lookup import Peak, resolve_peak
@@ -27,6 +28,9 @@ DEFAULT_CONVENTION = "palm"
 """The definition that coined the word; both attention conventions are printed beside it."""
 
 TERMS = ("linear", "attention", "head")
+
+GIVEN = "given"
+"""Stands for a convention where the user gave FLOPs or TFLOP/s and did not say how they were counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ def compute_mfu(
     dtype: str = "bf16",
     attention_dtype: str | None = None,
     head_dtype: str | None = None,
-    convention: str = DEFAULT_CONVENTION,
+    convention: str | None = None,
     recompute: str = "none",
     seq_len: int | None = None,
     seq_lens: list[int] | None = None,
@@ -114,17 +118,19 @@ def compute_mfu(
     `model` is a preset's name, a `TransformerSpec`, or its keys. `speed` are the fields of
     `perfkit.flops.speed.Speed`, one of: `tokens_per_second_per_device`; `tokens_per_second` of the job with
     `devices`; `step_time` in seconds with `global_batch` sequences (or `tokens_per_step`) and `devices`;
-    `tflops_per_device` as somebody reported it. `seq_lens` are the documents of a packed batch.
+    `tflops_per_device` as somebody reported it, in the convention that you name (default `palm`; a model is not
+    needed for it). `seq_lens` are the documents of a packed batch.
     `flops_per_token` replaces a convention by a count of your own (see `perfkit.flops.counting`).
     """
     spec = _resolve_model(model, seq_len, seq_lens)
     given = _speed(speed)
     dtypes = dict(zip(TERMS, map(canonical_dtype, (dtype, attention_dtype or dtype, head_dtype or dtype)), strict=True))
     messages: list[str] = []
-    notes: list[str] = []
+    notes = _doubtful_params(spec)
     peaks, source, device = _peaks(hardware, sorted(set(dtypes.values())), peak_flops, peak, messages, notes)
     counts, reasons = _count_all(spec, recompute)
-    main = _chosen(convention, spec, counts, reasons, flops_per_token)
+    main = _chosen(convention or DEFAULT_CONVENTION, counts, reasons, flops_per_token, given)
+    _check_split(main, dtypes)
     tokens = given.tokens_per_device(spec.seq_len if spec else seq_len)
     if tokens is None and main is not None and given.tflops_per_device is not None:
         tokens = given.tflops_per_device * 1e12 / main.model
@@ -139,15 +145,19 @@ def compute_mfu(
         effective, achieved = peaks.get(dtypes["linear"]), given.tflops_per_device
         hfu = None if effective is None or achieved is None else achieved * 1e12 / effective
     mfu = None if effective is None or achieved is None else achieved * 1e12 / effective
-    attention = CONVENTIONS[main.convention].attention if main and main.convention in CONVENTIONS else "none"
+    name = main.convention if main else get_convention(convention).name if convention else GIVEN
+    chosen = CONVENTIONS.get(name)
+    if recompute != "none" and (main is None or chosen is None):
+        hfu = None
+        notes.append("HFU is unknown: what is computed again follows from the shapes, and here only a figure was given")
+    attention = chosen.attention if chosen else "none"
     if mfu is not None and mfu > 1:
         messages.append(_impossible(mfu, attention, conventions))
         mfu = hfu = None
     elif hfu is not None and hfu > 1:
         messages.append(f"HFU would be {hfu:.1%}, above 1: the recompute setting {recompute!r} cannot be right")
         hfu = None
-    name = main.convention if main else get_convention(convention).name
-    if name in CONVENTIONS and CONVENTIONS[name].recompute_included:
+    if chosen and chosen.recompute_included:
         notes.append(f"{name} counts a recomputed forward: the figure is a hardware utilisation")
     return MfuResult(
         mfu=mfu,
@@ -183,22 +193,35 @@ def _speed(speed: dict[str, Any]) -> Speed:
 
 def _chosen(
     convention: str,
-    spec: TransformerSpec | None,
     counts: dict[str, TokenFlops],
     reasons: dict[str, str],
     flops_per_token: float | None,
+    speed: Speed,
 ) -> TokenFlops | None:
-    """Return the count that MFU is computed from; none if only TFLOP/s are known."""
+    """Return the count that MFU is computed from; none if TFLOP/s are given and nothing has to be counted."""
     if flops_per_token is not None:
-        if not flops_per_token > 0:
+        if not 0 < flops_per_token < LARGEST:
             raise UsageError(f"flops_per_token = {flops_per_token} makes no sense", next_step="use a positive number")
         parts = {"linear": float(flops_per_token), "attention": 0.0, "head": 0.0}
-        return TokenFlops("given", flops_per_token / 3, parts, parts)
+        return TokenFlops(GIVEN, flops_per_token / 3, parts, parts)
     name = get_convention(convention).name
-    if spec is not None and name not in counts:
+    if name in counts or speed.tflops_per_device is not None:
+        return counts.get(name)
+    if name in reasons:
         can = f"or choose --convention {' or '.join(counts)}" if counts else ""
         raise CannotCount(f"convention {name!r}: {reasons[name]}", next_step=f"give that {can}".strip())
-    return counts.get(name)
+    raise UsageError(
+        "no model is given, so there is nothing to count",
+        next_step="add --model NAME (see --list), --spec FILE.json, --hf-config config.json or --flops-per-token",
+    )
+
+
+def _check_split(main: TokenFlops | None, dtypes: dict[str, str]) -> None:
+    if len(set(dtypes.values())) > 1 and (main is None or main.convention == GIVEN):
+        raise UsageError(
+            "FLOPs that were given, not counted, cannot be split by number format",
+            next_step="give a model, or one --dtype",
+        )
 
 
 def _answer(
@@ -237,7 +260,21 @@ def _resolve_model(
         spec = replace(spec, seq_len=seq_len)
     if seq_lens is not None:
         spec = replace(spec, attention_len=packed_length(seq_lens), seq_len=spec.seq_len or max(seq_lens))
+    total = _or_none(total_params, spec)
+    if spec.frozen_params is not None and total is not None and spec.frozen_params > total:
+        raise UsageError(
+            f"frozen_params {spec.frozen_params:,} is more than all parameters, {total:,}",
+            next_step="give the part that gets no gradient",
+        )
     return spec
+
+
+def _doubtful_params(spec: TransformerSpec | None) -> list[str]:
+    """Say that a given total and the shapes are not of one model; 10 % is more than biases, norms and padding."""
+    counted = _or_none(counted_params, spec)
+    if spec is None or counted is None or spec.n_params is None or abs(spec.n_params / counted - 1) < 0.1:
+        return []
+    return [f"n_params is {spec.n_params / 1e9:,.2f} B, but the shapes have {counted / 1e9:,.2f} B: is that one model?"]
 
 
 def packed_length(lengths: list[int]) -> float:
@@ -257,10 +294,11 @@ def _peaks(
 ) -> tuple[dict[str, float], str | None, str | None]:
     """Peak of every dtype in use; an unknown one is left out and said."""
     if peak_flops is not None:
-        if not peak_flops > 0:
-            raise UsageError(f"peak_flops = {peak_flops} makes no sense", next_step="give dense FLOP/s, e.g. 989e12")
-        if peak_flops < 1e9:
-            notes.append(f"--peak-flops {peak_flops:g} is in FLOP/s: {peak_flops:g} TFLOP/s is {peak_flops:g}e12")
+        if not 1e9 <= peak_flops < LARGEST:
+            raise UsageError(
+                f"peak_flops = {peak_flops:g} FLOP/s is not one device's peak",
+                next_step=f"it is in FLOP/s: write {peak_flops:g}e12 or {peak_flops:g}T for {peak_flops:g} TFLOP/s",
+            )
         if len(dtypes) > 1:
             raise UsageError("one --peak-flops for several number formats", next_step="write them into peaks.toml")
         return {dtypes[0]: peak_flops}, "given with --peak-flops", hardware

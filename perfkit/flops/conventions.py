@@ -15,6 +15,7 @@ V vocabulary, T tokens per sequence (for packed documents: sum of squares over s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -146,9 +147,9 @@ def _convention(
 
 
 def get_convention(name: str) -> Convention:
-    """Return a convention by name."""
+    """Return a convention by name; case, spaces and underscores do not matter."""
     try:
-        return CONVENTIONS[name.strip().lower()]
+        return CONVENTIONS[re.sub(r"[\s_-]+", "-", name.strip().lower())]
     except KeyError:
         raise UsageError(f"unknown convention {name!r}", next_step=f"use one of {', '.join(CONVENTIONS)}") from None
 
@@ -197,6 +198,7 @@ def llm_foundry(spec: TransformerSpec) -> Terms:
 def torchtitan(spec: TransformerSpec) -> Terms:
     """6·(N − embedding) + 6·L·H·(qk + v widths)·T. Without the token embedding; attention in full.
 
+    Its tables of 2024 on A100 were made before the embedding was left out: they are `palm`.
     MoE: active experts, shared experts and the router. With tied weights the source subtracts the only
     copy, so that logits are not counted: kept. Multi-token prediction is not seen.
     """

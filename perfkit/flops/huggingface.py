@@ -10,12 +10,12 @@ only the conventions that do not need them answer: guessing a gate is a 50 % err
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perfkit.errors import CorruptInput, InputError, UsageError
+from perfkit.errors import UsageError
+from perfkit.flops.json_file import read_json_object
 from perfkit.flops.spec import TransformerSpec, spec_from_dict
 
 _KEYS: dict[str, tuple[str, ...]] = {
@@ -30,7 +30,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "active_experts": ("num_experts_per_tok", "num_experts_per_token", "moe_topk"),
     "expert_ffn": ("moe_intermediate_size", "moe_ffn_hidden_size"),
     "shared_experts": ("n_shared_experts", "num_shared_experts"),
-    "shared_ffn": ("shared_expert_intermediate_size",),
+    "shared_ffn": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
     "q_lora_rank": ("q_lora_rank",),
     "kv_lora_rank": ("kv_lora_rank",),
     "qk_nope_head_dim": ("qk_nope_head_dim",),
@@ -61,6 +61,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": _GEMMA,
     "gemma2": {**_GEMMA, "norms_per_layer": 4},
     "gemma3_text": {**_GEMMA, "norms_per_layer": 4, "qk_norm": True},
+    "nemotron_h": {"gated": False, "norm": "rms"},
     "gpt_oss": {**_LLAMA, "activation": "quick_geglu", "qkv_bias": True, "out_bias": True, "mlp_bias": True},
     "llama4_text": _LLAMA,
 }  # fmt: skip
@@ -71,15 +72,7 @@ def load_hf_config(path: str | Path) -> TransformerSpec:
     """Read a config.json (or the folder that holds one)."""
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
-    try:
-        config = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        raise InputError("no such file", path=str(file), next_step="give a Hugging Face config.json") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CorruptInput(f"not valid JSON: {error}", path=str(file), next_step="download it again") from None
-    if not isinstance(config, dict):
-        raise CorruptInput("not a JSON object", path=str(file), next_step="give a Hugging Face config.json")
-    return spec_from_hf(config)
+    return spec_from_hf(read_json_object(file, what="a Hugging Face config.json"))
 
 
 def spec_from_hf(config: Mapping[str, Any]) -> TransformerSpec:
@@ -105,6 +98,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> TransformerSpec:
     _add_ffn(found, kind, config)
     _add_moe(found, kind, config)
     _add_window(found, kind, config)
+    _add_hybrid(found, config)
     if kind in ("gpt2", "opt", "bert", "gpt_bigcode"):
         found["positions"] = config.get("n_positions") or config.get("max_position_embeddings")
         found["positions"] += 2 if kind == "opt" else 0  # OPT shifts its positions by two
@@ -152,6 +146,19 @@ def _add_moe(found: dict[str, Any], kind: str, config: Mapping[str, Any]) -> Non
         found["dense_layers"] = sum((i + 1) % step != 0 or i in only for i in range(layers))
         if found.get("shared_ffn"):
             found["shared_experts"] = 1
+
+
+def _add_hybrid(found: dict[str, Any], config: Mapping[str, Any]) -> None:
+    """Mamba stacks; their prediction blocks have a pattern of their own."""
+    if not config.get("hybrid_override_pattern"):
+        return
+    blocks = int(found.pop("mtp_layers", 0))
+    found["layer_pattern"] = (
+        config["hybrid_override_pattern"] + blocks * f"/{config.get('mtp_hybrid_override_pattern', '')}"
+    )
+    keys = {"mamba_heads": "mamba_num_heads", "mamba_head_dim": "mamba_head_dim", "mamba_state": "ssm_state_size",
+            "mamba_groups": "n_groups", "moe_latent": "moe_latent_size"}  # fmt: skip
+    found |= {field: config[key] for field, key in keys.items() if config.get(key) is not None}
 
 
 def _add_window(found: dict[str, Any], kind: str, config: Mapping[str, Any]) -> None:

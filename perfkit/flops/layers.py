@@ -52,10 +52,14 @@ def megatron_terms(
     hidden, vocab, gated = spec.need("hidden", "vocab", "gated")
     swiglu = spec.activation in (None, "silu", "swiglu")
     mats = 3 if gated and (every_gate or swiglu) else 2
-    head = 2.0 * hidden * vocab * (1 + spec.mtp_layers)
     half = 0.5 if causal and spec.attention == "causal" else 1.0
     if spec.layer_pattern is not None:
+        predictions = spec.layer_pattern.count("/")
+        if spec.mtp_layers not in (0, predictions):
+            raise CannotCount("prediction blocks of a hybrid stack belong into layer_pattern, as /*E")
+        head = 2.0 * hidden * vocab * (1 + predictions)
         return (*_hybrid_terms(spec, spec.layer_pattern, mats=mats, half=half), head)
+    head = 2.0 * hidden * vocab * (1 + spec.mtp_layers)
     layers, _ = spec.need("layers", "heads")
     blocks = layers + spec.mtp_layers
     linear = 2.0 * blocks * attention_matrices(spec, norms=True)

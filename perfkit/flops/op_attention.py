@@ -87,7 +87,7 @@ def _attention(signature: _Signature) -> Callable[[OpCall], Cost]:
         q, k, v = (call.shape(signature.first + i) for i in range(3))
         moved = call.input_bytes()
         size = call.itemsize(signature.first)
-        if q is None or k is None or v is None or size is None:
+        if not (q and k and v) or size is None:
             return UNKNOWN
         outputs = prod(q) + prod(k) + prod(v) if signature.backward else prod(q[:-1]) * v[-1]
         total = None if moved is None else moved + outputs * size

@@ -58,7 +58,7 @@ class OpCall:
         if index >= len(self.dims) or not self.is_tensor(index):
             return None
         value = self.dims[index]
-        if not isinstance(value, list) or any(not isinstance(n, int) for n in value):
+        if not isinstance(value, list) or any(not isinstance(n, int) or n < 0 for n in value):
             return None
         return tuple(value)
 

@@ -108,7 +108,7 @@ def _scaled_mm(call: OpCall) -> Cost:
 def _grouped_mm(call: OpCall) -> Cost:
     """Count groups along a ragged dimension: rows, columns or the inner one; the total work is that of one product."""
     left, right = call.shape(0), call.shape(1)
-    if left is None or right is None or left[-1:] != right[-2:-1]:
+    if left is None or right is None or min(len(left), len(right)) < 2 or left[-1] != right[-2]:
         return UNKNOWN
     m, k, n = left[-2], left[-1], right[-1]
     if len(left) == 3 and len(right) == 3:

@@ -3,8 +3,10 @@
     preset("llama3-8b") -> TransformerSpec
     preset_names() -> list of names
 
-A name matches whole, with case, dashes, underscores and spaces folded (`Llama-3-8B` is `llama3-8b`).
-Only dimensions are stored; parameters are counted from them, and a test compares with published totals.
+A name matches whole, with case, dashes, underscores and spaces folded (`Llama-3-8B` is `llama3-8b`), without
+the owner of a Hugging Face repository and without the word of a tuned checkpoint, which changes no shape
+(`meta-llama/Llama-3.1-8B-Instruct`). Only dimensions are stored; parameters are counted from them, and a test
+compares with published totals. `like` takes over another model's table, so that a variant shows what differs.
 """
 
 from __future__ import annotations
@@ -42,7 +44,18 @@ def _index() -> dict[str, str]:
 
 
 def _fold(name: str) -> str:
-    return re.sub(r"[-_\s]+", "", name.strip().lower())
+    key = name.strip().lower()
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", key):
+        key = key.partition("/")[2]
+    key = re.sub(r"^meta-(?=llama)", "", key)
+    key = re.sub(r"[-_](?:hf|base|instruct|chat|it)$", "", key)
+    return re.sub(r"[-_\s]+", "", key)
+
+
+def _dimensions(name: str) -> dict[str, Any]:
+    table = _tables()[name]
+    base = _dimensions(table["like"]) if "like" in table else {}
+    return base | {key: value for key, value in table.items() if key not in ("source", "aliases", "like")}
 
 
 def preset_names() -> list[str]:
@@ -66,5 +79,4 @@ def preset(name: str) -> TransformerSpec:
             f"no preset {name!r}",
             next_step=f"{near}list all with `perfkit mfu --list`, or use --spec FILE.json or --hf-config config.json",
         ) from None
-    table = {key: value for key, value in _tables()[canonical].items() if key not in ("source", "aliases")}
-    return spec_from_dict({"name": canonical, **table})
+    return spec_from_dict({"name": canonical, **_dimensions(canonical)})

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfkit.errors import UsageError
+from perfkit.flops.quantities import LARGEST, read_count, read_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ class TransformerSpec:
     mtp_layers: int = 0
     """Multi-token-prediction blocks behind the stack."""
     layer_pattern: str | None = None
-    """Hybrid models, one letter per block: M Mamba, * attention, - MLP, E MoE."""
+    """Hybrid models, one letter per block: M Mamba, * attention, - MLP, E MoE; `/*E` adds a prediction block."""
     mamba_heads: int | None = None
     """Mamba: heads of a block."""
     mamba_head_dim: int | None = None
@@ -127,12 +128,13 @@ class TransformerSpec:
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            if value < 0 or (value == 0 and field.name in _POSITIVE):
+            if not 0 <= value < LARGEST or (value == 0 and field.name in _POSITIVE):
                 raise UsageError(f"{field.name} = {value} makes no sense", next_step="use a positive number")
         if self.attention not in ("causal", "full"):
             raise UsageError(f"attention = {self.attention!r}", next_step="use 'causal' or 'full'")
         if self.norm not in ("rms", "layer", "layer_nobias", "none"):
             raise UsageError(f"norm = {self.norm!r}", next_step="use rms, layer, layer_nobias or none")
+        self._check_heads()
         if self.experts and self.active_experts and self.active_experts > self.experts:
             raise UsageError(f"active_experts = {self.active_experts} of {self.experts} experts makes no sense")
         if self.layers is not None and (self.window_layers or 0) > self.layers:
@@ -141,8 +143,19 @@ class TransformerSpec:
             raise UsageError(f"dense_layers = {self.dense_layers} of {self.layers} layers makes no sense")
         if bad := set(self.lora_targets) - {"q", "k", "v", "o", "gate", "up", "down"}:
             raise UsageError(f"lora_targets {sorted(bad)} are not known", next_step="use q, k, v, o, gate, up, down")
-        if self.layer_pattern is not None and (bad := set(self.layer_pattern) - set("M*-E")):
-            raise UsageError(f"layer_pattern has {sorted(bad)}", next_step="use M, *, - and E")
+        if self.layer_pattern is not None and (bad := set(self.layer_pattern) - set("M*-E/")):
+            raise UsageError(f"layer_pattern has {sorted(bad)}", next_step="use M, *, -, E and /")
+
+    def _check_heads(self) -> None:
+        """Refuse head counts that no model has: they are typing errors, and a quiet one is a wrong MFU."""
+        if self.heads is None or self.mla:
+            return
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise UsageError(f"{self.heads} heads cannot share {self.kv_heads} kv_heads evenly")
+        if self.head_dim is None and self.hidden is not None and self.hidden % self.heads:
+            raise UsageError(
+                f"hidden = {self.hidden} is not a multiple of heads = {self.heads}", next_step="give head_dim"
+            )
 
     def need(self, *fields: str) -> tuple[int, ...]:
         """Return these fields, in order; raise `MissingFields` if one is not known."""
@@ -263,9 +276,9 @@ def _convert(key: str, value: Any) -> Any:
         if kind.startswith("bool"):
             return _to_bool(value)
         if kind.startswith("int"):
-            return to_int(value)
+            return read_count(key, value)
         if kind.startswith("float"):
-            return float(value)
+            return read_number(key, value)
         if kind.startswith("tuple"):
             parts = value.replace(",", " ").split() if isinstance(value, str) else value
             return tuple(str(part) for part in parts)
@@ -283,16 +296,3 @@ def _to_bool(value: Any) -> bool:
     if text in ("false", "no", "0", "0.0"):
         return False
     raise ValueError(text)
-
-
-def to_int(value: Any) -> int:
-    """Read a count; `8e9`, `8_000` and `8.0` are fine, `8.5` and `true` are not."""
-    if isinstance(value, bool):
-        raise TypeError("a bool is not a count")
-    if isinstance(value, int):
-        return value
-    text = str(value).strip().replace("_", "").replace(",", "")
-    number = int(text) if text.lstrip("+-").isdigit() else float(text)
-    if number != int(number):
-        raise ValueError(f"{value!r} is not a whole number")
-    return int(number)

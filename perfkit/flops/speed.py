@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from perfkit.errors import UsageError
+from perfkit.flops.quantities import LARGEST
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +36,7 @@ class Speed:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is not None and not value > 0:
+            if value is not None and not 0 < value < LARGEST:
                 raise UsageError(f"{field.name} = {value} makes no sense", next_step="use a positive number")
         ways = (self.tokens_per_second_per_device, self.tokens_per_second, self.tflops_per_device, self.step_time)
         given = sum(way is not None for way in ways)
@@ -57,13 +58,22 @@ class Speed:
         if self.tokens_per_second is not None:
             return self.tokens_per_second / self.devices
         assert self.step_time is not None
-        tokens = self.tokens_per_step
-        if tokens is None:
-            sequences = self.sequences_per_step()
-            if sequences is None or seq_len is None:
+        return self._step_tokens(seq_len) / self.step_time / self.devices
+
+    def _step_tokens(self, seq_len: int | None) -> float:
+        """Tokens of an optimizer step; refuse two figures for it that disagree."""
+        sequences = self.sequences_per_step()
+        counted = None if sequences is None or seq_len is None else float(sequences * seq_len)
+        if self.tokens_per_step is None:
+            if counted is None:
                 raise UsageError("a step time needs the tokens of a step", next_step="add --global-batch and --seq-len")
-            tokens = sequences * seq_len
-        return tokens / self.step_time / self.devices
+            return counted
+        if counted is not None and abs(self.tokens_per_step / counted - 1) > 0.01:
+            raise UsageError(
+                f"tokens_per_step {self.tokens_per_step:g} is not {sequences} x {seq_len} = {counted:g} tokens",
+                next_step="leave one of them out",
+            )
+        return self.tokens_per_step
 
     def sequences_per_step(self) -> int | None:
         """Sequences of an optimizer step, given whole or as micro batch x accumulation x data parallel."""

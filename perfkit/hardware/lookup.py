@@ -3,21 +3,26 @@
     find_device(name, sm_count=…, …) -> Found           raises UnknownHardware
     resolve_peak(name, dtype, peak="registry") -> Peak  raises UnknownHardware
 
-Three steps, in this order: the user's peaks.toml, the exact name (case and spaces folded), and the
-facts of the board (compute capability, SM count and memory size together) for boards that a vendor
-renamed, such as `NVIDIA A100-PG509-200`. Several devices may share those facts: then only values on
-which all of them agree are known. Parts of names are used to suggest, never to match.
+Four steps, in this order: the user's peaks.toml; the exact name (case and spaces folded); the whole name
+without vendor and dashes, or a listed short name (`B200`, `A100 80GB`); and the facts of the board (compute
+capability, SM count and memory size together) for boards that a vendor renamed, such as
+`NVIDIA A100-PG509-200`. Where several devices are left, only values on which all of them agree are known:
+`A100` has a bf16 peak, `H100` has none and says which three it may be. Parts of names never match.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from perfkit.errors import UnknownHardware, UsageError
 from perfkit.hardware.overrides import load_measured, load_user_devices, measured_path, peaks_path
-from perfkit.hardware.registry import DTYPES, Device, Value, canonical_dtype, load_registry, normalise
+from perfkit.hardware.registry import DTYPES, Device, Value, canonical_dtype, load_registry, normalise, short_name
+
+T = TypeVar("T")
 
 _MIG = re.compile(r"^(?P<board>.+?)\s+MIG\s+(?:(?P<ci>\d+)c\.)?(?P<slices>\d+)g\.(?P<gb>\d+)gb(?:\+\S+)?$", re.I)
 
@@ -28,8 +33,10 @@ class Found:
 
     device: Device
     how: str
-    """`user`, `name`, `board`, `mig`."""
+    """`user`, `name`, `short name`, `board`, `mig`."""
     notes: tuple[str, ...] = ()
+    candidates: tuple[Device, ...] = ()
+    """The devices that a short name may mean, if there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +65,15 @@ def find_device(
         found = Found(device, "user")
     elif key in registry.by_name:
         found = _named(registry.devices[registry.by_name[key]], name, sm_count)
+    elif ids := registry.by_short_name.get(short_name(name)):
+        board = _by_board(name, compute_capability, sm_count, memory_bytes) if len(ids) > 1 else None
+        found = board or _by_short_name(name, [registry.devices[i] for i in ids], sm_count)
     elif mig := _MIG.match(name.strip()):
         found = _mig_slice(name, mig, sm_count=sm_count)
     elif board := _by_board(name, compute_capability, sm_count, memory_bytes):
         found = board
     else:
-        raise UnknownHardware(f"{name!r} is not in the peak registry{_suggestions(key)}", next_step=_override(name))
+        raise UnknownHardware(f"{name!r} is not in the peak registry{_suggestions(name)}", next_step=_override(name))
     return _with_power_cap(found, power_limit_watts)
 
 
@@ -92,6 +102,8 @@ def resolve_peak(
     )
     value = found.device.values.get(dtype)
     if value is None or value.value is None:
+        if found.candidates:
+            raise UnknownHardware(ambiguity(name, found.candidates, dtype), next_step=_override(name, dtype))
         known = [d for d in DTYPES if found.device.get(d) is not None]
         why = f": {value.note}" if value is not None and value.note else ""
         have = f"; known are {', '.join(known)}" if known else ""
@@ -121,13 +133,34 @@ def _named(device: Device, name: str, sm_count: int | None) -> Found:
     return Found(device, "name")
 
 
+def _by_short_name(name: str, devices: list[Device], sm_count: int | None) -> Found:
+    if len(devices) == 1:
+        return replace(_named(devices[0], name, sm_count), how="short name")
+    note = f"{name!r} may be {_either(devices)}: only what all of them share is known"
+    return Found(_agreement(name, devices, everyone=True), "short name", (note,), tuple(devices))
+
+
+def _either(devices: Sequence[Device]) -> str:
+    return " or ".join(device.id for device in devices)
+
+
+def ambiguity(name: str, devices: Sequence[Device], dtype: str = "bf16") -> str:
+    """Say which devices a short name may mean, by the names that drivers report."""
+    listed = []
+    for device in devices:
+        peak = device.get(dtype)
+        figure = "unknown" if peak is None else f"{peak:g} TFLOP/s"
+        listed.append(f"{(*device.names, device.id)[0]!r} ({dtype} {figure})")
+    return f"{name!r} is ambiguous: give the name that the driver reports, one of {', '.join(listed)}"
+
+
 def _mig_slice(name: str, mig: re.Match[str], *, sm_count: int | None) -> Found:
     """Return the slice as a device of its own."""
     registry = load_registry()
     board_id = registry.by_name.get(normalise(mig["board"]))
     if board_id is None:
         raise UnknownHardware(
-            f"{name!r} is a MIG slice of a board that is not in the registry{_suggestions(normalise(mig['board']))}",
+            f"{name!r} is a MIG slice of a board that is not in the registry{_suggestions(mig['board'])}",
             next_step=_override(name),
         )
     profile = f"MIG {mig['slices']}g.{mig['gb']}gb"
@@ -161,19 +194,18 @@ def _by_board(name: str, capability: str | None, sm_count: int | None, memory_by
     ]
     if not same:
         return None
-    ids = " or ".join(device.id for device in same)
-    note = f"{name!r} recognised as {ids} by compute capability {capability}, {sm_count} SMs and memory size"
+    note = f"{name!r} recognised as {_either(same)} by compute capability {capability}, {sm_count} SMs and memory size"
     if len(same) == 1:
         return Found(same[0], "board", (note,))
     return Found(_agreement(name, same), "board", (note,))
 
 
-def _agreement(name: str, devices: list[Device]) -> Device:
-    """Merge devices that cannot be told apart: a value is known where nobody contradicts it."""
+def _agreement(name: str, devices: list[Device], *, everyone: bool = False) -> Device:
+    """Merge devices that cannot be told apart: a value is known where nobody contradicts it, or `everyone` has it."""
     values: dict[str, Value] = {}
     for metric in sorted({metric for device in devices for metric in device.values}):
         given = [(d.id, v) for d in devices if (v := d.values.get(metric)) is not None and v.value is not None]
-        if not given:
+        if not given or (everyone and len(given) < len(devices)):
             continue
         first = given[0][1]
         if all(value.value == first.value for _, value in given):
@@ -181,7 +213,19 @@ def _agreement(name: str, devices: list[Device]) -> Device:
         else:
             differ = ", ".join(f"{who} {value.value:g}" for who, value in given)
             values[metric] = replace(first, value=None, note=f"the candidates differ: {differ}")
-    return replace(devices[0], id=" or ".join(d.id for d in devices), names=(name,), values=values)
+    return Device(
+        id=_either(devices),
+        vendor=devices[0].vendor,
+        names=(name,),
+        compute_capability=_common([device.compute_capability for device in devices]),
+        sm_count=_common([device.sm_count for device in devices]),
+        memory_gb=_common([device.memory_gb for device in devices]) or (),
+        values=values,
+    )
+
+
+def _common(facts: list[T | None]) -> T | None:
+    return facts[0] if all(fact == facts[0] for fact in facts) else None
 
 
 def _with_power_cap(found: Found, limit_watts: float | None) -> Found:
@@ -195,11 +239,13 @@ def _with_power_cap(found: Found, limit_watts: float | None) -> Found:
     return replace(found, notes=(*found.notes, note))
 
 
-def _suggestions(key: str) -> str:
+def _suggestions(name: str) -> str:
+    """Devices that share a word such as `h100` with the name, else those that are spelt nearly like it."""
     registry = load_registry()
-    close = [name for name in registry.by_name if key and key in re.split(r"[\s-]", name)]
-    close += [name for name in difflib.get_close_matches(key, registry.by_name, n=8, cutoff=0.6) if not close]
-    devices = list(dict.fromkeys(registry.by_name[name] for name in close))[:5]
+    words = {word for word in short_name(name).split("-") if re.search(r"[a-z]\d", word)}
+    close = [known for known in registry.by_short_name if words & set(known.split("-"))]
+    close = close or difflib.get_close_matches(short_name(name), registry.by_short_name, n=8, cutoff=0.6)
+    devices = list(dict.fromkeys(device for known in close for device in registry.by_short_name[known]))[:5]
     names = [(*registry.devices[d].names, d)[0] for d in devices]
     return f" (it has {', '.join(repr(n) for n in names)})" if names else ""
 

@@ -1,9 +1,10 @@
 """The peak registry: data/*.csv as values.
 
-    load_registry() -> Registry        devices by id and by the name that drivers report
+    load_registry() -> Registry        devices by id, by the name that drivers report and by short names
 
 Every value carries its sources and, where sources differ, a note that says so. Peaks are dense, per
-device as the driver counts devices, in TFLOP/s (10^12); link rates are GB/s (10^9) in one direction.
+device as the driver counts devices (a MI250X is two of them, `MI250X-GCD`), in TFLOP/s (10^12); link rates
+are GB/s (10^9) in one direction. A short name (`H100`, `A100 80GB`) lists every device that it may mean.
 A row without a value is a dispute that was left open on purpose: the note is shown, the peak is null.
 """
 
@@ -80,6 +81,8 @@ class Registry:
     devices: Mapping[str, Device]
     by_name: Mapping[str, str]
     """Normalised driver name or id -> device id."""
+    by_short_name: Mapping[str, tuple[str, ...]]
+    """Name without vendor, dashes folded -> ids of all devices that it may mean."""
 
 
 def canonical_dtype(text: str) -> str:
@@ -94,6 +97,14 @@ def canonical_dtype(text: str) -> str:
 def normalise(name: str) -> str:
     """Fold case and runs of white space; nothing else, because substrings of names lie."""
     return re.sub(r"\s+", " ", name.strip()).casefold()
+
+
+_VENDORS = frozenset(("nvidia", "amd", "instinct", "tesla", "geforce", "google", "intel", "generation"))
+
+
+def short_name(name: str) -> str:
+    """Fold a whole name: no vendor, one dash for blanks, dashes and underscores (`h100_80gb` -> `h100-80gb`)."""
+    return "-".join(word for word in re.split(r"[\s_-]+", normalise(name)) if word and word not in _VENDORS)
 
 
 def _read(name: str) -> list[dict[str, str]]:
@@ -132,4 +143,9 @@ def load_registry() -> Registry:
         devices[device.id] = device
         for name in (device.id, *device.names):
             by_name[normalise(name)] = device.id
-    return Registry(devices, by_name)
+    short: dict[str, dict[str, None]] = {}
+    for name, device_id in by_name.items():
+        short.setdefault(short_name(name), {})[device_id] = None
+    for row in _read("short_names.csv"):
+        short.setdefault(short_name(row["name"]), {}).update(dict.fromkeys(row["devices"].split(";")))
+    return Registry(devices, by_name, {name: tuple(ids) for name, ids in short.items()})

@@ -193,3 +193,52 @@ def test_help_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--tokens-per-second-per-device" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--tokens-per-second-per-device", "nan"),
+        ("--tokens-per-second-per-device", "inf"),
+        ("--tokens-per-second-per-device", "-5"),
+        ("--tokens-per-second-per-device", "1e400"),
+        ("--tokens-per-second-per-device", "5,7"),
+        ("--layers", "inf"),
+        ("--attention-len", "nan"),
+        ("--heads", "33"),
+        ("--peak-flops", "1e400"),
+        ("--peak-flops", "989"),
+        ("--seq-len", "8k"),
+    ],
+)
+def test_a_number_that_cannot_be_is_one_line_on_stderr(capsys, wrong):
+    assert main([*EXAMPLE, *wrong, "--format", "json"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("perfkit: ")
+    assert captured.err.count("\n") == 1
+
+
+def test_names_may_be_spelt_as_published_tables_spell_them(capsys):
+    speed = ["--tokens-per-second-per-device", "5.762k"]
+    _, spelt = run_json(capsys, "--model", "meta-llama/Llama-3.1-8B", "--hardware", "H100 SXM", *speed)
+    _, plain = run_json(capsys, *EXAMPLE[1:])
+    assert spelt["mfu"] == plain["mfu"]
+
+
+def test_an_ambiguous_device_gives_null_and_names_the_candidates(capsys):
+    code, document = run_json(
+        capsys, "--model", "llama3-8b", "--hardware", "H100", "--tokens-per-second-per-device", "5000"
+    )
+    assert code == 2
+    assert document["mfu"] is None
+    for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H100 NVL"):
+        assert name in document["messages"][0]
+
+
+def test_a_number_format_that_the_device_does_not_have_gives_null(capsys):
+    code, document = run_json(
+        capsys, "--model", "llama3-8b", "--hardware", "A100", "--dtype", "fp8", "--tokens-per-second-per-device", "900"
+    )
+    assert (code, document["mfu"]) == (2, None)
+    assert "fp8" in document["messages"][0]

@@ -31,8 +31,18 @@ def test_columns_with_an_underscore_in_front_are_passed_through():
     assert row.error is None
 
 
+def test_a_row_with_too_many_or_too_few_cells_does_not_stop_the_others(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text(HEADER + "a,llama3-8b,NVIDIA H200,5,000\nb,llama3-8b\nc,llama3-8b,NVIDIA H200,5000\n")
+    first, second, third = compute_rows(read_rows(path))
+    assert "more cells than columns" in first.error
+    assert "no speed" in second.error
+    assert third.result.ok
+
+
 @pytest.mark.parametrize(
-    ("text", "error"), [(None, InputError), ("", CorruptInput), (HEADER + "a,b,c,d,e\n", CorruptInput)]
+    ("text", "error"),
+    [(None, InputError), ("", CorruptInput), (HEADER, CorruptInput), ("model,model\na,b\n", CorruptInput)],
 )
 def test_a_broken_file_is_named(tmp_path, text, error):
     path = tmp_path / "rows.csv"
@@ -40,3 +50,8 @@ def test_a_broken_file_is_named(tmp_path, text, error):
         path.write_text(text)
     with pytest.raises(error, match=r"rows\.csv"):
         read_rows(path)
+
+
+def test_a_folder_is_not_a_table(tmp_path):
+    with pytest.raises(InputError, match="cannot be read"):
+        read_rows(tmp_path)

@@ -56,6 +56,56 @@ def test_reported_tflops_need_no_model():
     assert result.mfu == pytest.approx(400 / 989.5)
     assert result.flops_per_token is None
     assert result.conventions == {}
+    assert result.convention == "given"
+    assert compute_mfu(hardware=H100, tflops_per_device=400, convention="narayanan").convention == "narayanan"
+
+
+def test_reported_tflops_need_no_shapes_either():
+    result = compute_mfu({"n_params": 7_000_000_000}, hardware=H100, tflops_per_device=400)
+    assert result.mfu == pytest.approx(400 / 989.5)
+    assert "layers" in (result.conventions["palm"].reason or "")
+
+
+def test_recompute_of_a_given_figure_is_unknown_and_not_none():
+    for result in (
+        compute_mfu(hardware=H100, tflops_per_device=400, recompute="full"),
+        llama(flops_per_token=6e10, recompute="full"),
+    ):
+        assert result.mfu is not None
+        assert result.hfu is None
+        assert any("HFU is unknown" in note for note in result.notes)
+
+
+def test_a_given_figure_cannot_be_split_by_number_format():
+    with pytest.raises(UsageError, match="split"):
+        compute_mfu(hardware=H100, tflops_per_device=400, dtype="fp8", attention_dtype="bf16")
+
+
+def test_a_speed_without_a_model_says_what_is_missing():
+    with pytest.raises(UsageError, match="no model"):
+        compute_mfu(hardware=H100, tokens_per_second_per_device=5000)
+
+
+def test_a_total_that_is_not_of_these_shapes_is_pointed_out():
+    assert not llama().notes or "one model" not in llama().notes[0]
+    result = compute_mfu(
+        {"n_params": 70 * 10**9, "layers": 32, "hidden": 4096, "heads": 32, "ffn": 14336, "gated": True, "vocab": 32000,
+         "tied": False, "seq_len": 4096},
+        hardware=H100, tokens_per_second_per_device=500,
+    )  # fmt: skip
+    assert "is that one model?" in result.notes[0]
+
+
+def test_more_frozen_parameters_than_there_are_is_an_error():
+    with pytest.raises(UsageError, match="frozen_params"):
+        compute_mfu({"n_params": 100, "frozen_params": 101}, tflops_per_device=1, hardware=H100)
+
+
+def test_two_figures_for_the_tokens_of_a_step_must_agree():
+    step = {"tokens_per_second_per_device": None, "step_time": 2.0, "devices": 8, "global_batch": 16}
+    assert llama(**step, tokens_per_step=16 * 8192).mfu == llama(**step).mfu
+    with pytest.raises(UsageError, match="leave one of them out"):
+        llama(**step, tokens_per_step=4e6)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +156,9 @@ def test_a_given_peak_overrides_the_registry():
     result = llama(peak_flops=500e12)
     assert result.mfu == pytest.approx(result.tflops_per_device / 500)
     assert "--peak-flops" in (result.peak_source or "")
-    assert "FLOP/s" in llama(peak_flops=989, tokens_per_second_per_device=1e-9).notes[0]
+    for wrong in (989, -1.0, 0.0, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match="FLOP/s"):
+            llama(peak_flops=wrong)
 
 
 def test_a_result_above_one_is_invalid_and_has_three_causes():

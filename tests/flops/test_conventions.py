@@ -197,3 +197,17 @@ def test_a_window_never_costs_more_than_causal_attention(spec, window):
 def test_an_unneeded_window_changes_nothing():
     spec = dataclasses.replace(preset("mistral-7b"), seq_len=2048)
     assert per_token("megatron-bridge", spec) == per_token("megatron", spec)
+
+
+def test_a_prediction_block_of_a_hybrid_stack_costs_its_blocks_and_one_more_head():
+    spec = preset("nemotron3-super")
+    (main, *_) = spec.layer_pattern.split("/")
+    plain, longer = (dataclasses.replace(spec, layer_pattern=pattern) for pattern in (main, main + "*E"))
+    head = 6 * spec.hidden * spec.vocab
+    one = dataclasses.replace(spec, layer_pattern=main + "/*E")
+    assert per_token("megatron", one) == per_token("megatron", longer) + head
+    assert per_token("megatron", spec) - per_token("megatron", one) == per_token("megatron", one) - per_token(
+        "megatron", plain
+    )
+    with pytest.raises(CannotCount, match="layer_pattern"):
+        per_token("megatron", dataclasses.replace(plain, mtp_layers=2))

@@ -95,3 +95,19 @@ def test_a_folder_or_a_file_may_be_given_and_a_broken_one_is_named(tmp_path):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(CorruptInput, match=r"config\.json"):
             load_hf_config(tmp_path)
+
+
+def test_a_mamba_hybrid_has_its_pattern_and_its_prediction_blocks():
+    # the keys of NVIDIA-Nemotron-3-Super-120B-A12B, with a shorter stack
+    config = {"model_type": "nemotron_h", "num_hidden_layers": 4, "hybrid_override_pattern": "ME*E",
+              "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128,
+              "vocab_size": 131072,
+              "n_routed_experts": 512, "num_experts_per_tok": 22, "moe_intermediate_size": 2688,
+              "moe_latent_size": 1024, "moe_shared_expert_intermediate_size": 5376, "n_shared_experts": 1,
+              "ssm_state_size": 128, "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8,
+              "num_nextn_predict_layers": 2, "mtp_hybrid_override_pattern": "*E"}  # fmt: skip
+    spec = spec_from_hf(config)
+    reference = dataclasses.replace(preset("nemotron3-super"), layer_pattern="ME*E/*E/*E")
+    assert spec.layer_pattern == reference.layer_pattern
+    count = CONVENTIONS["megatron"].count
+    assert count(dataclasses.replace(spec, seq_len=8192)).model == count(reference).model

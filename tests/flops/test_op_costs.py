@@ -245,3 +245,17 @@ def test_the_roofline_is_the_slower_of_compute_and_memory_and_unknown_stays_unkn
     )
     ideal = roofline_ns(costs, {"bf16": 1e15, "fp32": 1e14}, 1e12).to_pylist()
     assert ideal == [pytest.approx(1e6), pytest.approx(1e6), pytest.approx(1e6), None, None, None]
+
+
+damaged_shapes = st.lists(
+    st.lists(st.integers(-1, 4), max_size=5) | st.just([[2, 3], [3, 4]]) | st.just("x"), max_size=14
+)
+damaged_types = st.lists(st.sampled_from(["float", "c10::BFloat16", "Int", "", "long int", "TensorList"]), max_size=15)
+damaged_values = st.lists(st.sampled_from(["", "True", "1", "-1", "[1, 1]", "foo", "3.5"]), max_size=15)
+
+
+@given(st.sampled_from(known_ops()), damaged_shapes, damaged_types, damaged_values)
+def test_damaged_shapes_are_unknown_and_raise_nothing(name, shapes, types, values):
+    cost = op_cost(name, json.dumps(shapes), json.dumps(types), json.dumps(values))
+    assert cost.flops is None or cost.flops >= 0
+    assert cost.bytes is None or cost.bytes >= 0

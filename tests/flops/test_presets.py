@@ -45,6 +45,28 @@ def test_a_published_total_wins_where_the_count_is_a_little_short(name):
     assert total_params(preset(name)) == NEARLY[name]
 
 
+PUBLISHED_BILLIONS = {
+    "gpt3-175b": 174.6, "mt-nlg-530b": 529.6, "megatron-1t": 1008.0,  # arXiv 2104.04473, 2205.05198
+    "palm-540b": 540.35,  # arXiv 2204.02311 table 1
+    "nemotron4-15b": 15.6, "nemotron4-340b": 341.0,  # arXiv 2402.16819, 2406.11704: embedding and other parameters
+    "llama4-scout": 107.8, "llama4-maverick": 400.7,  # text models of the checkpoints
+    "kimi-k2": 1026.0, "opt-175b": 175.0, "grok-1": 314.0, "bert-large": 0.334, "megatron-22b": 22.0,
+}  # fmt: skip
+"""Totals that a paper or a model card gives in billions."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED_BILLIONS)
+def test_counted_parameters_agree_with_what_the_paper_says(name):
+    tolerance = 0.006 if name == "grok-1" else 0.005  # "314B" is rounded
+    assert counted_params(preset(name)) / 1e9 == pytest.approx(PUBLISHED_BILLIONS[name], rel=tolerance)
+
+
+def test_every_preset_but_the_smaller_gpt3_and_the_hybrid_ones_was_compared_with_a_published_total():
+    unchecked = set(preset_names()) - set(PUBLISHED_TOTALS) - set(NEARLY) - set(PUBLISHED_BILLIONS)
+    variants = {"deepseek-v3-no-mtp", "llama-7b", "llama-13b"}  # of models that were compared
+    assert {n for n in unchecked if not n.startswith(("gpt3-", "mpt-", "nemotron"))} == variants
+
+
 def test_learned_positions_follow_the_sequence_length():
     assert total_params(dataclasses.replace(preset("mpt-7b"), seq_len=65536)) == 6918905856
 
@@ -73,6 +95,34 @@ def test_every_preset_loads_and_has_a_source():
 @pytest.mark.parametrize("name", ["Llama-3-8B", "llama_3_8b", "LLAMA3 8B", "llama3.1-8b", "llama-3.1-8b"])
 def test_spelling_of_dashes_and_case_does_not_matter(name):
     assert preset(name).name == "llama3-8b"
+
+
+@pytest.mark.parametrize(
+    ("name", "canonical"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama3-8b"),
+        ("meta-llama/Meta-Llama-3-70B", "llama3-70b"),
+        ("meta-llama/Llama-2-70b-hf", "llama2-70b"),
+        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("Qwen3_235B_a22B (tokendrop)", "qwen3-235b-a22b"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+        ("openai/gpt-oss-120b", "gpt-oss-120b"),
+        ("GPT OSS 120B", "gpt-oss-120b"),
+        ("GPT-3 175B", "gpt3-175b"),
+        ("GPT2 124M", "gpt2"),
+        ("Nemotron_3_Super", "nemotron3-super"),
+        ("DeepSeekV3 (w/ MTP)", "deepseek-v3"),
+        ("DeepSeekV3 (w/o MTP)", "deepseek-v3-no-mtp"),
+        ("LLAMA3.1_405B", "llama3.1-405b"),
+    ],
+)
+def test_names_as_hugging_face_and_published_tables_spell_them(name, canonical):
+    assert preset(name).name == canonical
+
+
+def test_a_variant_takes_over_what_it_does_not_change():
+    plain, variant = preset("deepseek-v3"), preset("deepseek-v3-no-mtp")
+    assert dataclasses.replace(plain, name=variant.name, mtp_layers=0) == variant
 
 
 def test_an_unknown_preset_is_not_matched_by_a_part_of_its_name():

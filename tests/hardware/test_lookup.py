@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from perfkit.errors import CorruptInput, UnknownHardware, UsageError
 from perfkit.hardware.lookup import find_device, resolve_peak
 from perfkit.hardware.overrides import load_measured, save_measured
-from perfkit.hardware.registry import load_registry, normalise
+from perfkit.hardware.registry import load_registry, normalise, short_name
 
 
 def peak_tflops(name: str, dtype: str = "bf16", **facts: object) -> float:
@@ -38,7 +38,7 @@ def test_case_and_spaces_do_not_matter():
     assert find_device("  nvidia   h100 80gb hbm3 ").device.id == "H100-SXM5-80GB"
 
 
-@pytest.mark.parametrize("name", ["H100", "NVIDIA H100", "A100", "B200", "NVIDIA RTX A4000", "NVIDIA H1000", ""])
+@pytest.mark.parametrize("name", ["H100", "NVIDIA H100", "100", "DGX H100", "NVIDIA RTX A4000", "NVIDIA H1000", ""])
 def test_a_part_of_a_name_is_unknown_and_the_message_names_the_overrides(name):
     with pytest.raises(UnknownHardware) as caught:
         resolve_peak(name, "bf16")
@@ -49,18 +49,76 @@ def test_a_part_of_a_name_is_unknown_and_the_message_names_the_overrides(name):
 
 
 def test_a_part_of_a_name_gets_suggestions():
-    with pytest.raises(UnknownHardware, match="NVIDIA H100 PCIe"):
-        find_device("H100")
+    with pytest.raises(UnknownHardware, match=r"it has 'NVIDIA H100 80GB HBM3', 'NVIDIA H100 PCIe', 'NVIDIA H100 NVL'"):
+        find_device("DGX H100")
 
 
-@given(st.text(max_size=30))
-def test_no_text_but_an_exact_name_ever_matches(text):
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("B200", "B200-SXM"),
+        ("b300", "B300-SXM"),
+        ("H100 SXM", "H100-SXM5-80GB"),
+        ("H100-SXM5", "H100-SXM5-80GB"),
+        ("NVIDIA H100 SXM5 80GB", "H100-SXM5-80GB"),
+        ("H100-80GB-HBM3", "H100-SXM5-80GB"),
+        ("H100 PCIe", "H100-PCIe-80GB"),
+        ("H20", "H20-96GB"),
+        ("Instinct MI300X", "MI300X"),
+        ("tpu-v5p", "TPU v5p"),
+        ("v6e", "TPU v6e"),
+        ("TPU v5 lite", "TPU v5e"),
+    ],
+)
+def test_a_short_name_that_can_only_mean_one_device_is_that_device(name, device):
+    assert find_device(name).device.id == device
+
+
+@pytest.mark.parametrize("name", ["A100", "NVIDIA A100", "a100_80gb", "A100-80GB", "A100 40GB", "A100 PCIe"])
+def test_a_short_name_of_several_devices_has_the_peak_that_all_of_them_have(name):
+    peak = resolve_peak(name, "bf16")
+    assert peak.flops == 312e12
+    assert " or " in peak.device
+    assert "may be" in peak.note
+
+
+@pytest.mark.parametrize("name", ["H100", "NVIDIA H100", "h100_80gb", "V100", "H200"])
+def test_a_short_name_of_devices_with_other_peaks_names_them_and_guesses_none(name):
+    with pytest.raises(UnknownHardware, match="ambiguous: give the name that the driver reports, one of") as caught:
+        resolve_peak(name, "fp16")
+    named = [
+        device
+        for device in load_registry().devices.values()
+        if any(f"'{n}'" in str(caught.value) for n in device.names)
+    ]
+    assert len(named) >= 2
+
+
+def test_the_facts_of_the_board_decide_what_an_ambiguous_name_is():
+    facts = {"compute_capability": "9.0", "sm_count": 114, "memory_bytes": 85 * 10**9}
+    assert find_device("NVIDIA H100", **facts).device.id == "H100-PCIe-80GB"
+
+
+def test_a_value_that_only_some_candidates_have_is_not_taken_for_all():
+    assert find_device("NVIDIA H200").device.get("fp8") == 1979
+    assert find_device("NVIDIA H200 NVL").device.get("fp8") is None
+    assert find_device("H200").device.get("fp8") is None
+    assert find_device("H100").device.sm_count is None
+
+
+@given(
+    st.text(max_size=30)
+    | st.sampled_from(sorted(load_registry().by_name)).flatmap(lambda n: st.sampled_from([n[1:], n + "X", n[:-1]]))
+)
+def test_no_text_but_a_whole_known_name_ever_matches(text):
+    registry = load_registry()
+    known = normalise(text) in registry.by_name or short_name(text) in registry.by_short_name
     try:
-        found = find_device(text)
+        find_device(text)
     except UnknownHardware:
-        assert normalise(text) not in load_registry().by_name
+        assert not known
     else:
-        assert normalise(text) in {normalise(n) for n in (*found.device.names, found.device.id)}
+        assert known
 
 
 def test_every_device_of_the_published_look_up_table_resolves_to_its_reference(reference_data):
