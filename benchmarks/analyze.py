@@ -1,12 +1,13 @@
 """How fast the analysis of one rank is, and how it compares with HTA's load alone.
 
-    python benchmarks/analyze.py [--events 5000000] [--traces FOLDER] [--hta]
+    python benchmarks/analyze.py [--events 5000000] [--traces FOLDER] [--hta PYTHON] [--large TRACE.json.gz]
 
 1. Attribution of N events (half device work, half launches on the host, 1,000 steps) on one core: from the
    Arrow table to the partition of every step, and to everything (idle causes, culprits, copies).
 2. Twice as many events: the cost per event must not grow.
 3. With --traces: `.json.gz` to the summary, for the largest traces in the folder. With --hta: HTA's load
-   alone on the same files in the same run (`pip install perfkit[hta]`).
+   alone on the same files, in that Python (one with `pip install traceinsight`), after its imports.
+4. With --large: time and peak memory of a process that analyzes the trace repeated to 2 GB.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -100,32 +104,76 @@ def measure_tables(number: int) -> None:
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
 
 
-def measure_traces(folder: Path, with_hta: bool, number: int = 5) -> None:
+def measure_traces(folder: Path, hta_python: str | None, number: int = 5) -> None:
     from perfkit.analysis.analyze import analyze
 
     files = [p for p in folder.rglob("*.json.gz") if "ByteDance" not in str(p) and p.stat().st_size > 500_000]
     for path in sorted(files, key=lambda p: -p.stat().st_size)[:number]:
         ours = best_of(3, lambda path=path: analyze(path))
         line = f"{path.name[:44]:44} {path.stat().st_size / 1e6:6.2f} MB gz   perfkit {ours:6.2f} s"
-        if with_hta:
-            os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"
-            from hta.trace_analysis import TraceAnalysis
-
-            theirs = best_of(2, lambda path=path: TraceAnalysis(trace_files={0: str(path)}))
+        if hta_python:
+            theirs = hta_load(hta_python, path)
             line += f"   HTA's load {theirs:6.2f} s   {theirs / ours:5.1f} times"
-        print(line)
+        print(line, flush=True)
+
+
+HTA_LOAD = """
+import logging, sys, time
+from hta.trace_analysis import TraceAnalysis
+logging.disable(logging.CRITICAL)
+spent = []
+for _ in range(3):
+    begin = time.perf_counter()
+    TraceAnalysis(trace_files={0: sys.argv[1]})
+    spent.append(time.perf_counter() - begin)
+print(min(spent))
+"""
+
+
+def hta_load(python: str, path: Path) -> float:
+    """Seconds that HTA takes to read a trace, the best of three."""
+    environment = {**os.environ, "HTA_DISABLE_NS_ROUNDING": "1"}
+    command = [python, "-W", "ignore", "-c", HTA_LOAD, str(path)]
+    return float(
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()[-1]
+    )
+
+
+ANALYZE = """
+import resource, sys, time
+from perfkit.analysis.analyze import analyze
+begin = time.perf_counter()
+events = analyze(sys.argv[1]).summary["quality"]["events"]
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+print(f"{events:,} events   {time.perf_counter() - begin:.1f} s   peak memory {peak:.2f} GiB")
+"""
+
+
+def measure_large(source: Path, size: int = 2_000_000_000) -> None:
+    from ingest import repeat_trace
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = repeat_trace(source, Path(folder) / "large.json", size)
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+        done = subprocess.run(
+            [sys.executable, "-c", ANALYZE, str(path)], env=environment, capture_output=True, text=True, check=True
+        )
+        print(f"{path.stat().st_size / 1e9:.2f} GB of {source.name}   {done.stdout.strip()}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--events", type=int, default=5_000_000)
     parser.add_argument("--traces", type=Path)
-    parser.add_argument("--hta", action="store_true")
+    parser.add_argument("--hta", metavar="PYTHON")
+    parser.add_argument("--large", type=Path, metavar="TRACE")
     args = parser.parse_args()
     if args.events:
         measure_tables(args.events)
     if args.traces:
         measure_traces(args.traces, args.hta)
+    if args.large:
+        measure_large(args.large)
 
 
 if __name__ == "__main__":

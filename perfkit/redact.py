@@ -30,10 +30,12 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from isal import isal_zlib
 
+from perfkit.analysis.classify import default_classifier
 from perfkit.errors import CorruptInput, PerfkitError, UnsupportedInput, UsageError
 from perfkit.redact_names import (
     ALWAYS_HASHED,
     BUILTIN_OWNERS,
+    KERNEL_HINTS,
     KEY_KINDS,
     KNOWN_KEYS,
     LIBRARY_NAME,
@@ -65,6 +67,7 @@ _OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)#(\w+)\.(step|zero_grad)")
 _BUILTIN = re.compile(r"<built-in (function|method) (\w+)(?: of ([\w.]+) object at (0x[0-9a-fA-F]+))?>")
 _GRAPH = re.compile(r"## Call CompiledFxGraph (\w+) ##")
 _QUALIFIED = re.compile(r"(?:::)?\w*[^\W\d]\w*(?:::(?:\w*[^\W\d]\w*|\(anonymous namespace\)))*")
+_SIGNATURE = re.compile(r"\w+(?:\(.*\))?", re.DOTALL)
 _FUNCTION = re.compile(r"__\w+__|<module>|<lambda>|<listcomp>|<dictcomp>|<genexpr>|<setcomp>|forward|backward|step")
 
 
@@ -185,9 +188,19 @@ class Redactor:
             return self._frame(name)
         if "/" in name and "::" not in name:
             return self.token("path", name)
-        if "::" in name or "<" in name or name.startswith("void ") or re.fullmatch(r"\w+", name):
-            return self._symbol(name)
+        if "::" in name or "<" in name or name.startswith("void ") or _SIGNATURE.fullmatch(name):
+            return self._hinted(name, self._symbol(name))
         return self.token("label", name)
+
+    def _hinted(self, name: str, redacted: str) -> str:
+        """Say what a kernel is where its name no longer does, so that the copy is analysed like the original."""
+        meaning = _meaning(name)
+        if _meaning(redacted) != meaning:
+            for hint in KERNEL_HINTS:
+                if _meaning(hinted := f"[{hint}] {redacted}") == meaning:
+                    self._part(hint)
+                    return hinted
+        return redacted
 
     def _frame(self, text: str) -> str:
         """Redact one Python frame, `file.py(12): function`, or a built-in."""
@@ -231,6 +244,13 @@ class Redactor:
             return ("::" if word.startswith("::") else "") + self.token("symbol", word.removeprefix("::"))
 
         return _QUALIFIED.sub(redact, symbol)
+
+
+def _meaning(kernel: str) -> tuple[str | None, str | None]:
+    """Return the class of a kernel of this name if it is not plain compute, and the family if it is."""
+    classifier = default_classifier()
+    special = classifier.match("class", "compute", kernel)
+    return special, None if special else classifier.match("family", "", kernel)
 
 
 # --- the text --------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ SAFE_STRINGS = words(
     broadcast reduce gather scatter all_to_all all_to_allv send recv barrier wait alltoall alltoallv all_gather
     all_reduce allgather_into_tensor_coalesced reduce_scatter_tensor_coalesced allreduce_coalesced forward
     backward optimizer loss dataloader step zero_grad CompiledFunction CompiledFunctionBackward TorchDynamo sum
-    mean none
+    mean none dma_request event_record event_wait pe_exe merge remote
     """
 ) | frozenset(
     (
@@ -136,7 +136,7 @@ SAFE_STRINGS = words(
 LIBRARY_NAME = re.compile(
     r"(?:aten|prim|prims|c10d|c10d_functional|_c10d_functional|fbgemm|quantized|mkldnn|onednn|torchvision|inductor|xla"
     r"|flash_attn(?:_\d)?|_?vllm_\w*C\w*|rocm|symm_mem|fsdp|torch_tensorrt|bitsandbytes|transformer_engine)::[\w.]+"
-    r"|nccl:\w+|ProfilerStep#?\d*|(?:cuda|hip|nccl|rccl)[A-Z]\w*|cu[A-Z]\w*|cublas\w*|cudnn\w*"
+    r"|(?:nccl|gloo|mpi|ucc|xccl):\w+|ProfilerStep#?\d*|(?:cuda|hip|nccl|rccl)[A-Z]\w*|cu[A-Z]\w*|cublas\w*|cudnn\w*"
     r"|(?:autograd::engine::evaluate_function: )?(?:[A-Z]\w*Backward\d+|torch::autograd::\w+|CompiledFunctionBackward)"
     r"|Mem(?:cpy|set)[ \w]*(?: ?\([A-Za-z >-]+\))?|(?:PyTorch Profiler|__cupti_profiler__) \(-?\d+\)"
     r"|Torch-Compiled Region: \d+/\d+|(?:stream|GPU|thread) \d+ ?|python\d?(?:\.\d+)?"
@@ -162,10 +162,17 @@ SYMBOL_WORD = re.compile(
     r"|gemmk1\w*|splitK\w*|scal_kernel|dot_kernel|reduce_1Block\w*|magma|fft|fft2d|vector_fft|regular_fft|winograd\w*|MIOpen\w*"
     r"|batched_transpose|SubTensorOp\w*|implicit_convolve\w*|explicit_convolve\w*|nchwTo\w*|nhwcTo\w*|flip_filter|fmha|flash_\w*"
     r"|triton_(?:poi|red|per|tem|mm|for|spl|unk)|igemm|hiprand|rocrand|softmax_warp|split_embedding|indexing_backward|triton__|StoreWithCast|LoadWithCast"
-    r"|CatArrayBatchedCopy\w*|elementwise_kernel\w*|DeviceScan\w*|DeviceReduce\w*)"
+    r"|multi_tensor_apply\w*|TensorListMetadata|multimem_\w*|(?:one|two)_shot_(?:all_reduce|reduce_scatter)\w*"
+    r"|cross_device_reduce\w*|CatArrayBatchedCopy\w*|elementwise_kernel\w*|DeviceScan\w*|DeviceReduce\w*)"
     r"[A-Za-z0-9_]*"
 )
 """Words of a C++ symbol that stay when they are not qualified by a namespace."""
+
+KERNEL_HINTS = (
+    "xccl", "gemm", "attention", "conv2d", "layer_norm", "embedding", "optimizer", "copy_kernel", "reduce",
+    "gelu", "scal_kernel", "sort", "moe::",
+)  # fmt: skip
+"""Words that say what a kernel does. One of them goes in front of a hashed name that said so itself."""
 
 PACKAGES = words(
     """

@@ -547,6 +547,8 @@ KERNELS = TableSchema(
         Column("op", TEXT, "Op that launched it."),
         Column("module", TEXT, "Module that launched it."),
         Column("phase", TEXT, "forward, backward, optimizer, recompute."),
+        Column("input_dims", TEXT, "JSON: shapes of the op's inputs."),
+        Column("dtype", TEXT, "Number format of the arithmetic, as the peak registry spells it."),
         Column("count", pa.int64(), "Launches.", required=True),
         Column("total_ns", pa.int64(), "Summed duration.", required=True),
         Column("owned_ns", pa.int64(), "Part of |K| that belongs to it: each ns has one owner."),
@@ -560,9 +562,11 @@ KERNELS = TableSchema(
 WATERFALL = TableSchema(
     name="waterfall",
     kind="derived",
-    doc="Where 100 points of peak went; rows with parent null sum to 100.",
+    doc="Where 100 points of peak went; in each scope the rows with parent null sum to 100.",
     columns=(
         Column("ladder", TEXT, "A: traced steps; B: the allocation.", required=True),
+        Column("rank", pa.int32(), "Scope: one rank; null for all of them."),
+        Column("step", pa.int64(), "Scope: one step; null for all of them."),
         Column("position", pa.int32(), "Order in the ladder.", required=True),
         Column("term", TEXT, "Name of the term.", required=True),
         Column("parent", TEXT, "Term that it is part of."),

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+IN_CI = bool(os.environ.get("PERFKIT_CI"))
+"""Set by .ci/run: a browser or server that is missing there is a failure, not a skip."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

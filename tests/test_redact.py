@@ -8,13 +8,18 @@ import json
 import re
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfkit import redact
+from perfkit.analysis.classify import FAMILIES, kernel_family
 from perfkit.errors import CorruptInput, PerfkitError, UnsupportedInput, UsageError
-from perfkit.redact import Redactor, redact_stream, redact_trace
+from perfkit.redact import Redactor, _meaning, redact_stream, redact_trace
+from perfkit.redact_names import KERNEL_HINTS
+from perfkit.sources import kineto
+from perfkit.sources.detect import find_inputs
 
 SECRETS = (
     "gpu-node-17.example.internal",
@@ -234,6 +239,44 @@ class TestWhatStays:
     def test_process_groups_match_between_header_and_events(self):
         redactor = Redactor(b"salt")
         assert redactor.value("pg_name", "moonshot") == redactor.value("Process Group Name", "moonshot")
+
+
+class TestKernelsAreStillWhatTheyWere:
+    @pytest.mark.parametrize(
+        "kernel",
+        [
+            "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)",
+            "ncclDevKernel_SendRecv(ncclDevComm*, unsigned long, ncclWork*)",
+            "void acme::secret_all_reduce_kernel<float>(float*)",
+            "void acme::secretAttention<c10::Half, 128>(acme::Problem)",
+            "_ZN4acme11secret_gemmIfEEvPT_",
+            "acme_secret_rms_norm",
+            "acme_secret_topk(int, float*)",
+            "acme_secret",
+        ],
+    )
+    def test_class_and_family_survive_and_the_name_does_not(self, kernel):
+        copy = name(kernel)
+        assert "secret" not in copy
+        assert "acme" not in copy
+        assert _meaning(copy) == _meaning(kernel)
+
+    def test_every_family_has_a_word_that_says_it(self):
+        of_hints = {_meaning(f"[{hint}] symbol_0123456789") for hint in KERNEL_HINTS}
+        assert of_hints >= {("communication", None), *((None, family) for family in FAMILIES if family != "unknown")}
+
+    @pytest.mark.slow
+    def test_real_traces_are_read_to_the_same_classes_and_families(self, traces, tmp_path):
+        for number, input in enumerate(find_inputs([traces]).inputs):
+            if input.kind != "kineto" or input.file.name == "same_priority_streams.json.gz":
+                continue
+            redact_trace(input.file, tmp_path / f"{number}.json")
+            old, new = (kineto.read_tables(file)["events"] for file in (input.file, tmp_path / f"{number}.json"))
+            for column in set(old.column_names) - {"rank", "name", "category", "track"}:
+                assert old[column].equals(new[column]), (input.path, column)
+            work = pc.equal(old["class"].cast("string"), "compute")
+            families = (kernel_family(events.filter(work)["name"]) for events in (old, new))
+            assert next(families).equals(next(families)), input.path
 
 
 class TestRedactTrace:

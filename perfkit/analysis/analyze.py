@@ -1,4 +1,4 @@
-"""`perfkit.analyze`: traces in, one Analysis out.
+"""`perfkit.analyze`: traces in, one Report out.
 
     analyze("traces/")                    files, folders and archives of any supported source
     analyze_tables({"events": ...})       the same from Arrow tables (perfkit.schema)
@@ -13,48 +13,29 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from perfkit.analysis.findings import Facts, find, findings_json
 from perfkit.analysis.inputs import TracePart, plan_inputs, read_input, reason
+from perfkit.analysis.kernels import with_roofline
 from perfkit.analysis.rank import Options, RankPart, analyze_rank
-from perfkit.analysis.summary import ranks_table, steps_table, summarize
+from perfkit.analysis.summary import kernels_summary, ranks_table, steps_table, summarize
 from perfkit.analysis.timeline import ints
+from perfkit.analysis.utilisation import Question, rank_hfu, resolve
+from perfkit.analysis.waterfall import ladder_terms, to_json, waterfall
 from perfkit.engine.base import Engine
 from perfkit.engine.local import LocalEngine
 from perfkit.errors import InputError, PerfkitError, UsageError
+from perfkit.report.report import Report
 from perfkit.sources.ranks import PlannedInput
 
 WORKERS_PAY_BYTES = 16_000_000
 """Stored bytes above which starting worker processes is faster than reading in this one."""
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """The result: `summary` has the shape of `--format json`, `tables` all rows behind it."""
-
-    summary: dict[str, Any]
-    tables: dict[str, pa.Table]
-    sources: dict[int, str] = field(default_factory=dict)
-    """The trace file of each rank; the first one if there are several."""
-
-    def to_hta(self, **options: Any) -> Any:
-        """Return an `hta.trace_analysis.TraceAnalysis` on the same files (`pip install perfkit[hta]`)."""
-        try:
-            from hta.trace_analysis import TraceAnalysis
-        except ImportError:
-            raise UsageError("HTA is not installed", next_step="run `pip install 'perfkit[hta]'`") from None
-        inside = [path for path in self.sources.values() if "!" in path]
-        if inside or not self.sources:
-            raise UsageError(
-                f"HTA reads plain trace files, and {inside[0] if inside else 'this analysis'} is none",
-                next_step="unpack the archive and analyze the folder",
-            )
-        return TraceAnalysis(trace_files=self.sources, **options)
 
 
 @dataclass(frozen=True)
@@ -71,6 +52,8 @@ class _Result:
     parts: list[RankPart] = field(default_factory=list)
     rejected: list[dict[str, str]] = field(default_factory=list)
     infos: dict[int, dict[str, Any]] = field(default_factory=dict)
+    boards: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Device name -> what the driver says about the board."""
     sources: dict[int, str] = field(default_factory=dict)
     world_sizes: set[int] = field(default_factory=set)
     synthetic: bool = False
@@ -88,7 +71,8 @@ class _Result:
             new[0].quality.events = trace.num_events
         new[0].quality.notes += [f"{trace.path}: {oddity}" for oddity in trace.oddities]
         self.parts += new
-        self.infos.update(trace.infos())
+        self.infos.update(trace.infos() or _infos(trace.tables.get("device_info")))
+        self.boards.update(_boards(trace.tables.get("device_info")))
         if trace.rank is not None:
             self.sources.setdefault(trace.rank, trace.path)
         if trace.world_size is not None:
@@ -104,8 +88,27 @@ def analyze(
     last_step: int | None = None,
     ranks: Collection[int] | None = None,
     engine: Engine | None = None,
-) -> Analysis:
-    """Analyse trace files, folders or archives."""
+    model: Any = None,
+    tokens_per_step: float | None = None,
+    seq_len: int | None = None,
+    hardware: str | None = None,
+    dtype: str | None = None,
+    convention: str | None = None,
+    peak_flops: float | None = None,
+    peak: str | None = None,
+    world_size: int | None = None,
+) -> Report:
+    """Analyse trace files, folders or archives.
+
+    For MFU say what was trained: `model` (a preset, spec keys or a TransformerSpec) and `tokens_per_step` of the
+    whole job. The others replace what the traces tell; see `perfkit.analysis.utilisation.Question`.
+    """
+    asked = _question(
+        {
+            "model": model, "tokens_per_step": tokens_per_step, "seq_len": seq_len, "hardware": hardware,
+            "dtype": dtype, "convention": convention, "peak_flops": peak_flops, "peak": peak, "world_size": world_size,
+        }
+    )  # fmt: skip
     options = Options(window, first_step, last_step)
     wanted = None if ranks is None else frozenset(ranks)
     paths = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
@@ -119,7 +122,7 @@ def analyze(
         runner = engine or LocalEngine(1 if small else None)
         for outcome in runner.map(_analyze_input, tasks, cost=lambda t: t.planned.input.size_bytes, ordered=True):
             results.append(outcome.unwrap())
-    return _finish(results)
+    return _finish(results, asked)
 
 
 def analyze_tables(
@@ -129,11 +132,43 @@ def analyze_tables(
     first_step: int | None = None,
     last_step: int | None = None,
     synthetic: bool = False,
-) -> Analysis:
-    """Analyse Arrow tables of one or many ranks."""
+    **question: Any,
+) -> Report:
+    """Analyse Arrow tables of one or many ranks; the other arguments are those of `analyze`."""
+    asked = _question(question)
     result = _Result()
     result.add(TracePart("tables", dict(tables), synthetic=synthetic), Options(window, first_step, last_step))
-    return _finish([result])
+    return _finish([result], asked)
+
+
+def _question(arguments: dict[str, Any]) -> Question:
+    if unknown := set(arguments) - {f.name for f in fields(Question)}:
+        raise UsageError(f"unknown arguments {sorted(unknown)}", next_step="see perfkit.analysis.utilisation.Question")
+    return Question(**{name: value for name, value in arguments.items() if value is not None})
+
+
+def _infos(devices: pa.Table | None) -> dict[int, dict[str, Any]]:
+    """Device name by rank, of tables that hold many ranks."""
+    if devices is None or not len(devices):
+        return {}
+    names: dict[int, set[str]] = {}
+    for rank, name in zip(devices["rank"].to_pylist(), devices["name"].to_pylist(), strict=True):
+        names.setdefault(rank, set()).update([name] if name else [])
+    return {rank: {"device": found.pop() if len(found) == 1 else None} for rank, found in names.items()}
+
+
+def _boards(devices: pa.Table | None) -> dict[str, dict[str, Any]]:
+    """Return what tells boards of one name apart; `find_device` takes it."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in devices.to_pylist() if devices is not None else ():
+        version = [row.get(name) for name in ("compute_major", "compute_minor")]
+        if row["name"]:
+            found[row["name"]] = {
+                "compute_capability": None if None in version else ".".join(map(str, version)),
+                "sm_count": row.get("num_sms"),
+                "memory_bytes": row.get("memory_bytes"),
+            }
+    return found
 
 
 def _analyze_input(task: _Task) -> _Result:
@@ -150,7 +185,7 @@ def _analyze_input(task: _Task) -> _Result:
     return result
 
 
-def _finish(results: Sequence[_Result]) -> Analysis:
+def _finish(results: Sequence[_Result], question: Question) -> Report:
     parts = [part for result in results for part in result.parts]
     rejected = [row for result in results for row in result.rejected]
     if not parts:
@@ -163,14 +198,27 @@ def _finish(results: Sequence[_Result]) -> Analysis:
         known = sorted({step for part in parts for step in part.quality.steps_found})
         held = f"steps {known[0]} to {known[-1]}" if known else "no numbered steps"
         raise UsageError(f"none of the steps that were asked for; the traces hold {held}")
-    ranks = ranks_table(steps, {rank: info for result in results for rank, info in result.infos.items()})
-    tables = {
-        "attribution": attribution,
-        "steps": steps,
-        "ranks": ranks,
-        "idle": pa.concat_tables([p.idle for p in parts]),
-        "io": pa.concat_tables([p.io for p in parts]),
+    infos = {rank: info for result in results for rank, info in result.infos.items()}
+    ranks = ranks_table(steps, infos)
+    world_size = max((size for result in results for size in result.world_sizes), default=None)
+    detail = {
+        name: pa.concat_tables([getattr(p, name) for p in parts]).unify_dictionaries()
+        for name in ("idle", "io", "kernels", "compute", "window_idle", "exchanges", "copies")
     }
+    devices = [infos.get(rank, {}).get("device") for rank in ranks["rank"].to_pylist()]
+    boards = {name: board for result in results for name, board in result.boards.items()}
+    use = resolve(
+        detail["compute"], detail["kernels"], steps, question, devices=devices, boards=boards, world_size=world_size
+    )
+    kernels = with_roofline(detail["kernels"], use.numerator.peaks, use.peaks.bytes_per_second)
+    terms = ladder_terms(steps, detail["compute"], detail["window_idle"], use.numerator)
+    ladder = waterfall(terms, use.numerator.start)
+    tables = {
+        "attribution": attribution, "steps": steps, "ranks": ranks, "idle": detail["idle"], "io": detail["io"],
+        "kernels": kernels, "waterfall": ladder, "exchanges": detail["exchanges"], "copies": detail["copies"],
+    }  # fmt: skip
+    if lanes := [p.timeline for p in parts if p.timeline is not None]:
+        tables["timeline"] = pa.concat_tables(lanes)
     memory = [p.memory for p in parts if p.memory is not None]
     if memory:
         tables["memory"] = pa.concat_tables(memory)
@@ -180,10 +228,23 @@ def _finish(results: Sequence[_Result]) -> Analysis:
         ranks,
         rejected=rejected,
         synthetic=any(result.synthetic for result in results),
-        world_size=max((size for result in results for size in result.world_sizes), default=None),
+        world_size=world_size,
+        tokens_per_step=question.tokens_per_step,
+        num_devices=use.num_devices,
+        hfu=rank_hfu(detail["compute"], steps, use.numerator.peaks),
     )
+    facts = Facts(
+        steps=steps, terms=terms, kernels=kernels, idle=detail["idle"], exchanges=detail["exchanges"],
+        copies=detail["copies"], distortion=[p.distortion for p in parts], peaks=use.peaks, mfu=use.mfu["value"],
+        quality=summary["quality"],
+    )  # fmt: skip
+    tables["findings"] = find(facts)
+    summary |= {
+        "hardware": use.hardware, "mfu": use.mfu, "kernels": kernels_summary(kernels), "waterfall": to_json(ladder),
+        "findings": findings_json(tables["findings"]),
+    }  # fmt: skip
     sources = {rank: path for result in reversed(results) for rank, path in result.sources.items()}
-    return Analysis(summary, tables, dict(sorted(sources.items())))
+    return Report(summary, tables, dict(sorted(sources.items())))
 
 
 def _note_overlaps(parts: list[RankPart]) -> None:

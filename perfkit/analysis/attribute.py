@@ -7,7 +7,7 @@ neither hides; the rest is idle. So `exposed_comm` is only the time that trainin
 The parts sum to the window to the nanosecond, by construction: each is a difference of growing unions.
 
 A rank without a device (definition 3) computes in its ops: K is the union of ops, less those that only
-hand over to communication or block; C is the work of the CPU collectives (`gloo:*`).
+hand over to communication or block (on their own thread); C is the work of the CPU collectives (`gloo:*`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from perfkit.analysis.classify import CLASSES, cpu_kind
-from perfkit.analysis.intervals import Ints, Spans, covered, difference, join, union
-from perfkit.analysis.timeline import Timeline
+from perfkit.analysis.intervals import Spans, covered, difference, join, union
+from perfkit.analysis.timeline import Mask, Timeline
 from perfkit.analysis.windows import NEVER, Steps, Windows, launch_times
 from perfkit.schema import ATTRIBUTION, conform
 
@@ -90,21 +91,27 @@ def attribute(timeline: Timeline, device: int | None, windows: Windows, busy: Bu
     )
 
 
+def rows_of(attribution: pa.Table, windows: Windows) -> pa.Table:
+    """Return the carry-in and the rows of `windows`, which are some of those that were attributed."""
+    start, step = attribution["start_ns"], pc.fill_null(attribution["step"], -1)
+    chosen = pc.and_(pc.is_in(start, pa.array(windows.start)), pc.is_in(step, pa.array(windows.step, step.type)))
+    return attribution.filter(pc.or_(attribution["carry_in"], chosen))
+
+
 def spill(timeline: Timeline, device: int | None, windows: Windows, steps: Steps | None, *, lead: bool) -> pa.Array:
-    """Device time of each step's work beyond its own window; null where steps are not known."""
+    """Device time of each step's work in later windows; null where steps are not known."""
     rows: list[int | None] = [None] * lead
-    if device is None or steps is None or windows.source == "trace":
+    if device is None or steps is None or windows.position is None:
         return pa.array(rows + [None] * len(windows.step), pa.int64())
     work = timeline.work.take(timeline.work.device == device)
     at = steps.at(launch_times(timeline, work, NEVER))
     order = np.argsort(at, kind="stable")
     edges = np.searchsorted(at[order], np.arange(len(steps.number) + 1))
-    position = {number: i for i, number in enumerate(steps.number.tolist())}
-    for number, end in zip(windows.step.tolist(), windows.end.tolist(), strict=True):
-        i = position[number]
-        mine = order[edges[i] : edges[i + 1]]
-        beyond = mine[work.end[mine] > end]
-        rows.append(union(np.maximum(work.start[beyond], end), work.end[beyond]).total)
+    last = windows.edges[-1]
+    for position, end in zip(windows.position.tolist(), windows.end.tolist(), strict=True):
+        mine = order[edges[position] : edges[position + 1]]
+        later = mine[(work.end[mine] > end) & (work.start[mine] < last)]
+        rows.append(union(np.maximum(work.start[later], end), np.minimum(work.end[later], last)).total)
     return pa.array(rows, pa.int64())
 
 
@@ -116,11 +123,15 @@ def _host_sets(timeline: Timeline) -> Busy:
     what = lut[host.name]
     is_op, is_range = (host.kind == CLASSES.index(c) for c in ("op", "range"))
 
-    def of(rows: Ints) -> Spans:
+    def of(rows: Mask) -> Spans:
         return union(host.start[rows], host.end[rows])
 
     steps = np.array([name.startswith("ProfilerStep") for name in timeline.names], bool)[host.name]
-    work = of(is_op & (what == "work") & ~steps)  # old traces record ProfilerStep as an op
-    waits = of(is_op & (what == "wait"))
+    work, waits = is_op & (what == "work") & ~steps, is_op & (what == "wait")  # old traces record steps as ops
+    blocked = np.unique(host.thread[waits])
+    compute = [of(work & ~np.isin(host.thread, blocked))]
+    for thread in blocked:  # a wait holds up its own thread only
+        mine = host.thread == thread
+        compute.append(difference(of(work & mine), of(waits & mine)))
     nothing = union([], [])
-    return Busy(difference(work, waits), of((is_op | is_range) & (what == "communication")), nothing, nothing)
+    return Busy(join(*compute), of((is_op | is_range) & (what == "communication")), nothing, nothing)

@@ -23,6 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from perfkit.analysis.classify import DEVICE_WORK, classify_events
+from perfkit.analysis.exchanges import COLLECTIVE_COLUMNS
+from perfkit.analysis.ops import OP_COLUMNS
 from perfkit.analysis.timeline import EVENT_COLUMNS, HOST_CLASSES
 from perfkit.errors import InputError
 from perfkit.schema import TABLES
@@ -32,10 +34,12 @@ from perfkit.sources.detect import find_inputs
 from perfkit.sources.ranks import PlannedInput, plan_parts
 from perfkit.sources.work import peek, reader_of
 
-_CLASSES = (*DEVICE_WORK, *HOST_CLASSES, "memory")
+_CLASSES = (*DEVICE_WORK, *HOST_CLASSES, "memory", "overhead")
 _KEPT = {
-    "events": EVENT_COLUMNS, "ops": ("event_id", "call_stack"), "memory": TABLES["memory"].names,
-    "device_info": ("device", "name"), "steps": TABLES["steps"].names,
+    "events": EVENT_COLUMNS, "ops": ("event_id", "call_stack", *OP_COLUMNS), "memory": TABLES["memory"].names,
+    "device_info": ("device", "name", "memory_bytes", "num_sms", "compute_major", "compute_minor"),
+    "steps": TABLES["steps"].names,
+    "collective_args": ("event_id", *COLLECTIVE_COLUMNS),
 }  # fmt: skip
 
 

@@ -7,19 +7,25 @@
     gaps(spans, lo, hi)                 what one window leaves uncovered
     sweep(start, end)                   how many intervals are open, as a step function
     innermost(start, end, group)        which interval owns each stretch when intervals nest
+    first_owner(start, end)             which interval owns each stretch when the first to start keeps it
 
-Everything is a sort and a few scans; no function loops over intervals. Empty and reversed intervals are
-dropped: they have no length. Lengths are exact as long as their sum stays below 2^63.
+Everything is a sort and a few scans; no function loops over intervals, but `nest` does over those that are
+too tangled to be call stacks. Empty and reversed intervals are dropped: they have no length. Lengths are
+exact as long as their sum stays below 2^63.
 """
 
 from __future__ import annotations
 
+from itertools import count
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+_LATEST = np.iinfo(np.int64).max
+MAX_PASSES = 16
+"""Passes over all intervals in which `nest` cuts overhanging ends before it goes one by one."""
 
 
 class Spans(NamedTuple):
@@ -144,27 +150,58 @@ def nest(start: Ints, end: Ints, group: Ints) -> tuple[Ints, Ints, Ints]:
     parent is a position in it (-1 for none). An interval that outlives the one it started in is cut at
     its parent's end: clocks and rounding make real call stacks overhang a little.
     """
+    order, base, _, end, parent = _nest(start, end, group)
+    return order, end - base, parent
+
+
+def _nest(start: Ints, end: Ints, group: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Return (order, base, start, end, parent); `base` is added to start and end, so that groups do not meet."""
     order = np.lexsort((-end, start, group))
-    start, end, group = start[order], end[order].copy(), group[order]
+    start, end, group = start[order], end[order], group[order]
     n = len(order)
-    position = np.arange(n, dtype=np.int64)
-    # one time axis: groups lie one after the other
-    edges = np.flatnonzero(np.append(True, group[1:] != group[:-1])) if n else position
     base = np.zeros(n, np.int64)
     if n:
+        edges = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
         low, reach = np.minimum.reduceat(start, edges), np.maximum.reduceat(np.maximum(end, start), edges)
         base = np.repeat(np.cumsum(reach - low + 1) - (reach - low + 1) - low, np.diff(np.append(edges, n)))
     start, end = start + base, end + base
-    while True:
-        depth = position - np.searchsorted(np.sort(end), start, side="right")
-        key = depth * (n + 1) + position
-        ranked = np.argsort(key, kind="stable")
-        above = np.searchsorted(key[ranked], (depth - 1) * (n + 1) + position) - 1
-        parent = np.where(depth > 0, ranked[np.maximum(above, 0)], -1)
+    uncut = end
+    for attempt in count():
+        parent = _parents(start, end)
         overhang = (parent >= 0) & (end[parent] > start) & (end > end[parent])
         if not overhang.any():
-            return order, end - base, parent
-        end[overhang] = end[parent[overhang]]
+            return order, base, start, end, parent
+        if attempt < MAX_PASSES:
+            end = np.where(overhang, end[parent], end)
+        else:
+            cluster = np.cumsum(np.append(True, start[1:] >= np.maximum.accumulate(uncut)[:-1]))
+            tangled = np.isin(cluster, cluster[overhang])
+            end[tangled] = _cut_one_by_one(start[tangled].tolist(), uncut[tangled].tolist())
+    raise AssertionError("unreachable")
+
+
+def _parents(start: Ints, end: Ints) -> Ints:
+    """Return the nearest earlier interval that is one level up, for intervals in order; right if they nest."""
+    n = len(start)
+    position = np.arange(n, dtype=np.int64)
+    depth = position - np.searchsorted(np.sort(end), start, side="right")
+    ranked = np.argsort(depth, kind="stable")
+    key = depth * (n + 1) + position
+    above = np.searchsorted(key[ranked], key - (n + 1)) - 1
+    result: Ints = np.where(depth > 0, ranked[np.maximum(above, 0)], -1)
+    return result
+
+
+def _cut_one_by_one(start: list[int], end: list[int]) -> list[int]:
+    """Cut overhanging ends with a stack. Chains of overlaps (no call stack gives them) would need a pass per link."""
+    stack: list[int] = []
+    for i, begin in enumerate(start):
+        while stack and stack[-1] <= begin:
+            stack.pop()
+        if stack:
+            end[i] = min(end[i], stack[-1])
+        stack.append(end[i])
+    return end
 
 
 def innermost(start: Ints, end: Ints, group: Ints) -> tuple[Pieces, Ints]:
@@ -174,19 +211,30 @@ def innermost(start: Ints, end: Ints, group: Ints) -> tuple[Pieces, Ints]:
     sorted by group, then by time.
     """
     keep = np.flatnonzero(end > start)
-    order, ends, parent = nest(start[keep], end[keep], group[keep])
+    order, base, start_at, end_at, parent = _nest(start[keep], end[keep], group[keep])
     rows = keep[order]
-    starts, groups = start[rows], group[rows]
-    # at each edge the owner changes: at a start to that interval, at an end to its parent
-    times = np.concatenate((starts, ends))
-    owner = np.concatenate((np.arange(len(rows)), parent))
-    edge_group = np.concatenate((groups, groups))
-    # at one instant ends come first, inner before outer; then starts, outer before inner
-    rank = np.concatenate((np.arange(len(rows)), -1 - np.arange(len(rows))))
-    edge = np.lexsort((rank, times, edge_group))
-    times, owner, edge_group = times[edge], owner[edge], edge_group[edge]
-    until = np.append(times[1:], 0)
-    real = (owner >= 0) & (np.append(edge_group[1:], -1) == edge_group) & (until > times)
     parents = np.full(len(start), -1, np.int64)
-    parents[rows] = np.where(parent >= 0, rows[np.maximum(parent, 0)], -1) if len(rows) else parents[:0]
-    return Pieces(times[real], until[real], rows[owner[real]]), parents
+    if not len(rows):
+        return Pieces(start[:0], start[:0], rows), parents
+    parents[rows] = np.where(parent >= 0, rows[parent], -1)
+    # the owner changes at a start to that interval, and at an end to its parent, if that goes on
+    after = np.flatnonzero((parent >= 0) & (end_at[parent] > end_at))
+    begin = np.append(start_at, end_at[after])
+    owner = np.append(np.arange(len(rows)), parent[after])
+    # it stays until the next edge; the owner's own end is one of them
+    ends, starts = np.sort(end_at), np.append(start_at, _LATEST)
+    until = ends[np.searchsorted(ends, begin, side="right")]
+    until = np.minimum(until, np.append(starts[1:], starts[np.searchsorted(start_at, end_at[after])]))
+    real = np.flatnonzero(until > begin)
+    real = real[np.argsort(begin[real], kind="stable")]
+    begin, until, owner = begin[real], until[real], owner[real]
+    return Pieces(begin - base[owner], until - base[owner], rows[owner]), parents
+
+
+def first_owner(start: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Return the stretch of each interval that no earlier one covers; together they are the union."""
+    order = np.lexsort((-end, start))
+    reach = np.maximum.accumulate(end[order]) if len(order) else end
+    own_start = start.copy()
+    own_start[order[1:]] = np.maximum(start[order[1:]], reach[:-1])
+    return own_start, np.maximum(end, own_start)

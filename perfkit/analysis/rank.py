@@ -8,21 +8,28 @@ The parts of all ranks are small and picklable: an engine may make them anywhere
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from perfkit.analysis.attribute import Busy, attribute, busy_sets
+from perfkit.analysis.attribute import Busy, attribute, busy_sets, rows_of
+from perfkit.analysis.bins import bin_middle_step
 from perfkit.analysis.classify import CLASSES
 from perfkit.analysis.culprits import blame, idle_table
+from perfkit.analysis.distortion import Distortion, measure_distortion
+from perfkit.analysis.exchanges import copy_rows, exchange_rows
 from perfkit.analysis.idle import host_gaps, idle_gaps
-from perfkit.analysis.intervals import covered
+from perfkit.analysis.intervals import Spans, covered, difference, join, union
 from perfkit.analysis.io import io_rows
+from perfkit.analysis.kernels import kernel_tables
 from perfkit.analysis.memory import memory_timeline
-from perfkit.analysis.timeline import Timeline, read_timelines
+from perfkit.analysis.ops import CallTree
+from perfkit.analysis.timeline import TIMELINE_CLASSES, Timeline, ints, read_timelines
+from perfkit.analysis.waterfall import window_idle
 from perfkit.analysis.windows import FOREVER, Steps, Windows, find_steps, find_windows
 from perfkit.errors import PerfkitError, UsageError
 
@@ -40,6 +47,10 @@ class Options:
     def __post_init__(self) -> None:
         if self.window not in ("step", "trace"):
             raise UsageError(f"window {self.window!r} is neither step nor trace")
+        if self.window == "trace" and (self.first_step, self.last_step) != (None, None):
+            raise UsageError(
+                "a window of the whole trace has no steps to choose from", next_step="leave one of them out"
+            )
 
 
 @dataclass
@@ -52,7 +63,17 @@ class RankPart:
     idle: pa.Table
     io: pa.Table
     memory: pa.Table | None
+    kernels: pa.Table
+    compute: pa.Table
+    """K by window, family and phase: perfkit.analysis.kernels.COMPUTE_SCHEMA."""
+    window_idle: pa.Table
+    """Idle time by the window in which it passed: perfkit.analysis.waterfall.WINDOW_IDLE."""
+    exchanges: pa.Table
+    copies: pa.Table
+    distortion: Distortion
     quality: RankQuality
+    timeline: pa.Table | None = None
+    """The middle step of its first device in bins: perfkit.analysis.bins."""
 
 
 @dataclass
@@ -76,9 +97,37 @@ class RankQuality:
     notes: list[str] = field(default_factory=list)
 
 
-def analyze_rank(tables: Mapping[str, pa.Table], options: Options) -> list[RankPart]:
-    """Analyse the timelines in `tables` (as of perfkit.schema); raises if one has nothing to attribute."""
-    return [_analyze(timeline, tables, options) for timeline in read_timelines(tables["events"])]
+def analyze_rank(tables: MutableMapping[str, pa.Table], options: Options) -> list[RankPart]:
+    """Analyse the timelines in `tables` (as of perfkit.schema); raises if one has nothing to attribute.
+
+    `events` is taken out of `tables`, so that its memory is free once the timelines are read.
+    """
+    others = pc.invert(pc.is_in(tables["events"]["class"].cast(pa.utf8()), pa.array(TIMELINE_CLASSES)))
+    rest = {**tables, "events": tables["events"].filter(others)}
+    shares = {name: split_timelines(rest[name]) for name in _SPLIT if name in rest}
+    parts = []
+    for timeline in read_timelines(tables.pop("events")):
+        key = timeline.rank, timeline.segment
+        mine = {name: share.get(key, rest[name].slice(0, 0)) for name, share in shares.items()}
+        parts.append(_analyze(timeline, {**rest, **mine}, options))
+    return parts
+
+
+_SPLIT = ("events", "ops", "collective_args", "memory")
+"""Tables by event: looking for a rank's rows in those of all ranks would cost their product."""
+
+
+def split_timelines(table: pa.Table) -> dict[tuple[int, int], pa.Table]:
+    """Cut a table into the rows of each (rank, segment)."""
+    if not len(table):
+        return {}
+    rank, segment = ints(table["rank"]), ints(table["segment"])
+    key = rank * (int(segment.max()) + 1) + segment
+    if (key[1:] < key[:-1]).any():
+        order = np.argsort(key, kind="stable")
+        table, key, rank, segment = table.take(order), key[order], rank[order], segment[order]
+    edges = np.append(np.flatnonzero(np.append(True, key[1:] != key[:-1])), len(key)).tolist()
+    return {(int(rank[lo]), int(segment[lo])): table.slice(lo, hi - lo) for lo, hi in pairwise(edges)}
 
 
 def _analyze(timeline: Timeline, tables: Mapping[str, pa.Table], options: Options) -> RankPart:
@@ -97,10 +146,18 @@ def _analyze(timeline: Timeline, tables: Mapping[str, pa.Table], options: Option
     attribution: list[pa.Table] = []
     idle: list[pa.Table] = []
     io: list[pa.Table] = []
+    tree = CallTree(timeline, tables.get("ops"))
+    detail: dict[str, list[pa.Table]] = {
+        name: [] for name in ("kernels", "compute", "window_idle", "exchanges", "copies")
+    }
+    lanes: list[pa.Table | None] = []
+    standing: list[Spans] = []
+    extents: list[Spans] = []
     quality = _quality(timeline, notes)
     for device in devices:
         windows = find_windows(timeline, device, mode=options.window, steps=steps)
-        quality.steps_source = windows.source
+        if windows.source not in quality.steps_source:
+            quality.steps_source = " + ".join(filter(None, (quality.steps_source, windows.source)))
         quality.steps_found = sorted({*quality.steps_found, *windows.step[windows.step >= 0].tolist()})
         quality.steps_without_work = max(quality.steps_without_work, windows.without_work)
         busy = busy_sets(timeline, device)
@@ -108,28 +165,40 @@ def _analyze(timeline: Timeline, tables: Mapping[str, pa.Table], options: Option
             quality.after_ns += int(covered(busy.any, windows.edges[-1:], [FOREVER])[0])
         table = attribute(timeline, device, windows, busy, steps)
         windows = windows.select(options.first_step, options.last_step)
-        attribution.append(
-            table.filter(pc.or_(table["carry_in"], pc.is_in(table["start_ns"], pa.array(windows.start))))
-        )
-        idle.append(_idle(timeline, tables, device, windows, busy, steps))
+        extents.append(union(windows.edges[:1], windows.edges[-1:]))
+        standing.append(difference(extents[-1], busy.any))
+        attribution.append(rows_of(table, windows))
+        of_steps, of_windows = _idle(timeline, tables, device, windows, busy, steps)
+        idle.append(of_steps)
+        detail["window_idle"].append(of_windows)
         io.append(io_rows(timeline, device, windows, busy, idle[-1]))
+        found = kernel_tables(timeline, device, windows, busy, tree)
+        detail["kernels"].append(found.kernels)
+        detail["compute"].append(found.compute)
+        detail["exchanges"].append(exchange_rows(timeline, device, windows, busy, tables.get("collective_args"), tree))
+        detail["copies"].append(copy_rows(timeline, device, windows, busy))
+        lanes.append(bin_middle_step(windows, busy, timeline.rank))
     return RankPart(
         timeline.rank, timeline.segment, pa.concat_tables(attribution), pa.concat_tables(idle), pa.concat_tables(io),
-        memory_timeline(tables["events"], tables.get("memory"), timeline.rank, timeline.segment), quality,
+        memory_timeline(tables["events"], tables.get("memory"), timeline.rank, timeline.segment),
+        distortion=measure_distortion(timeline, tables["events"], join(*extents), standing), quality=quality,
+        timeline=lanes[0],
+        **{name: pa.concat_tables(rows) for name, rows in detail.items()},
     )  # fmt: skip
 
 
 def _idle(
     timeline: Timeline, tables: Mapping[str, pa.Table], device: int | None, windows: Windows, busy: Busy,
     steps: Steps | None,
-) -> pa.Table:  # fmt: skip
+) -> tuple[pa.Table, pa.Table]:  # fmt: skip
+    """Return idle time by the step that launched the next work, and by the window in which it passed."""
     if device is None:
         gaps = host_gaps(windows, busy)
         found = blame(timeline, gaps, tables.get("ops"), thread=_main_thread(timeline))
     else:
         gaps = idle_gaps(timeline, device, windows, busy, steps)
         found = blame(timeline, gaps, tables.get("ops"))
-    return idle_table(timeline, device, gaps, found)
+    return idle_table(timeline, device, gaps, found), window_idle(timeline, device, windows, gaps, found)
 
 
 def _quality(timeline: Timeline, notes: list[str]) -> RankQuality:

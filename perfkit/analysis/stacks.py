@@ -20,6 +20,8 @@ from perfkit.analysis.classify import CLASSES, HOST_KINDS, default_classifier, e
 from perfkit.analysis.intervals import Ints
 from perfkit.analysis.timeline import Host, Mask, Timeline, ints
 
+MAX_AT_ONCE = 1_000_000
+"""Rows that are explained together, which bounds the memory."""
 _DEFAULT = {"python": "python", "range": "python", "op": "framework", "runtime": "runtime", "gc": "gc"}
 _FRAME = re.compile(r"(?P<file>[^;]*?)\((?P<line>\d+)\): (?P<function>[^;]*)")
 _LIBRARY = re.compile(
@@ -69,9 +71,27 @@ class Stacks:
 
     def label(self, owner: Ints) -> tuple[Ints, list[tuple[str, str | None]]]:
         """Return the label of each owner (-1: nobody, -2: no blame) as an index into labels."""
-        rows = np.maximum(owner, 0)
         if not len(self._parents):  # no event at all on the threads concerned
             return np.where(owner == -1, 0, -1), [("unattributed", None)]
+        slices = range(0, len(owner), MAX_AT_ONCE)
+        key = np.concatenate([owner[:0], *(self._key(owner[i : i + MAX_AT_ONCE]) for i in slices)])
+        _, first, index = np.unique(key, return_index=True, return_inverse=True)
+        return np.where(owner == -2, -1, index), self._labels(owner[first])
+
+    def _key(self, owner: Ints) -> Ints:
+        """Return a number for each owner, the same for those with the same label."""
+        explains, culprit, above, frame_at = self._explain(owner)
+        names = len(self._names)
+        key = np.where(above >= 0, self._host.name[above], names)
+        key = key * (names + 1) + self._host.name[explains]
+        key = key * (len(self._frames) + 1) + np.where(frame_at >= 0, self._frame[frame_at], len(self._frames))
+        key = key * len(HOST_KINDS) + culprit
+        result: Ints = np.where(owner >= 0, key, owner)
+        return result
+
+    def _explain(self, owner: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return the event that gives the kind, the kind, what encloses a call, and the event with a place."""
+        rows = np.maximum(owner, 0)
         found = self._climb(rows, self._kinds >= 0)
         explains = np.where(found >= 0, found, rows)
         default = np.array([HOST_KINDS.index(_DEFAULT[c]) if c in _DEFAULT else -1 for c in CLASSES])
@@ -81,27 +101,22 @@ class Stacks:
         above = self._climb(np.where(is_call, self._parents[explains], -1), encloses)
         frame_at = self._climb(rows, self._own_frame)
         frame_at = np.where(frame_at >= 0, frame_at, self._climb(rows, self._frame >= 0))
+        return explains, culprit, above, frame_at
 
-        names = len(self._names)
-        key = np.where(above >= 0, self._host.name[above], names)
-        key = key * (names + 1) + self._host.name[explains]
-        key = key * (len(self._frames) + 1) + np.where(frame_at >= 0, self._frame[frame_at], len(self._frames))
-        key = key * len(HOST_KINDS) + culprit
-        key = np.where(owner >= 0, key, owner)
-        _, first, index = np.unique(key, return_index=True, return_inverse=True)
+    def _labels(self, owner: Ints) -> list[tuple[str, str | None]]:
         labels: list[tuple[str, str | None]] = []
-        for i in first.tolist():
-            if owner[i] < 0:
+        for one, explains, culprit, above, frame_at in zip(owner, *self._explain(owner), strict=True):
+            if one < 0:
                 labels.append(("unattributed", None))
                 continue
-            name = self._name(int(explains[i]))
-            name = f"{name} in {self._name(int(above[i]))}" if above[i] >= 0 else name
-            kind = HOST_KINDS[culprit[i]]
-            if frame_at[i] >= 0:
-                frame = self._frames[self._frame[frame_at[i]]]
+            kind, name = HOST_KINDS[culprit], self._name(explains)
+            if above >= 0:
+                name = f"{name} in {self._name(above)}"
+            if frame_at >= 0:
+                frame = self._frames[self._frame[frame_at]]
                 name = f"{frame} ({name})" if kind in ("sync", "allocator") else frame
             labels.append((kind, name))
-        return np.where(owner == -2, -1, index), labels
+        return labels
 
     def _climb(self, rows: Ints, wanted: Mask) -> Ints:
         """Return the nearest event up the stack, or the event itself, that is wanted; -1 for none."""

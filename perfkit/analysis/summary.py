@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from perfkit.analysis.idle import CAUSES
 from perfkit.analysis.rank import RankPart
 from perfkit.analysis.slow import slow_steps
-from perfkit.analysis.timeline import ints
+from perfkit.analysis.throughput import throughput
 
-MAX_STEPS, MAX_CULPRITS = 1_000, 50
+MAX_STEPS, MAX_CULPRITS, MAX_KERNELS = 1_000, 50, 300
 """Rows in the JSON; the tables hold all."""
 PARTS = ("window_ns", "compute_ns", "exposed_comm_ns", "exposed_memcpy_ns", "idle_ns")
 _SUMS = (*PARTS, "comm_ns", "overlap_ns")
@@ -51,28 +50,25 @@ def summarize(
     rejected: Sequence[Mapping[str, str]] = (),
     world_size: int | None = None,
     synthetic: bool = False,
+    tokens_per_step: float | None = None,
+    num_devices: int | None = None,
+    hfu: Mapping[int, float | None] | None = None,
 ) -> dict[str, Any]:
-    """Return the JSON value."""
-    window = ints(steps["window_ns"])[np.array(steps["step"].is_valid())]
+    """Return the JSON value; `analyze` adds hardware, MFU, kernels, waterfall and findings."""
     number = len(set(zip(steps["rank"].to_pylist(), steps["step"].to_pylist(), strict=True)))
     return {
         "schema_version": 1,
         "synthetic": synthetic,
         "scope": {"ranks_traced": len(ranks), "world_size": world_size, "steps": _scope(steps)},
         "quality": quality(parts, rejected, number),
-        "throughput": {
-            "step_time_p50_ns": round(float(np.percentile(window, 50))) if len(window) else None,
-            "step_time_p95_ns": round(float(np.percentile(window, 95))) if len(window) else None,
-            "slow_steps": int(pc.sum(steps["slow"]).as_py() or 0),
-            "slow_step_excess_ns": int(pc.sum(steps["excess_ns"]).as_py() or 0),
-        },
+        "throughput": throughput(steps, tokens_per_step=tokens_per_step, num_devices=num_devices),
         "totals": _totals(steps),
         "idle": idle_summary(pa.concat_tables([p.idle for p in parts])),
         "io": io_summary(pa.concat_tables([p.io for p in parts])),
         "memory": memory_summary([p.memory for p in parts if p.memory is not None]),
         "steps": steps.slice(0, MAX_STEPS).rename_columns({"device": "device_index"}).to_pylist(),
         "ranks": [
-            {**row, "role": None, "hfu": None, "straggler_score": None, "wait_caused_ns": None}
+            {**row, "role": None, "hfu": (hfu or {}).get(row["rank"]), "straggler_score": None, "wait_caused_ns": None}
             for row in ranks.drop_columns(["overlap_ns"]).to_pylist()
         ],
     }
@@ -151,6 +147,16 @@ def memory_summary(series: Sequence[pa.Table]) -> list[dict[str, Any]]:
     columns = ["rank", "device_type", "device", *(f"peak_{name}" for name in names), "absolute"]
     rows: list[dict[str, Any]] = peaks.rename_columns(columns).to_pylist()
     return rows
+
+
+def kernels_summary(kernels: pa.Table) -> list[dict[str, Any]]:
+    """Return kernels by name over all ranks, by waste; those without a known waste come after, by time."""
+    table = kernels.group_by(["name", "family"], use_threads=False).aggregate(
+        [(name, "sum") for name in ("count", "total_ns", "owned_ns", "flops", "bytes", "waste_ns")]
+    )
+    columns = ["name", "family", "count", "ns", "owned_ns", "flops", "bytes", "waste_ns"]
+    rows: list[dict[str, Any]] = table.rename_columns(columns).to_pylist()
+    return sorted(rows, key=lambda r: (-(r["waste_ns"] or 0), -r["ns"], r["name"]))[:MAX_KERNELS]
 
 
 def _totals(steps: pa.Table) -> dict[str, Any]:

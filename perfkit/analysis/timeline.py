@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,10 +24,11 @@ from perfkit.analysis.classify import CLASSES, DEVICE_WORK, classify_events, enc
 from perfkit.analysis.intervals import Ints
 
 HOST_CLASSES = ("op", "runtime", "python", "range", "gc")
+TIMELINE_CLASSES = (*DEVICE_WORK, *HOST_CLASSES)
 Mask: TypeAlias = npt.NDArray[np.bool_]
 EVENT_COLUMNS = (
     "rank", "segment", "event_id", "class", "name", "start_ns", "dur_ns", "device", "pid", "tid", "track",
-    "correlation", "bytes",
+    "correlation", "external_id", "bytes",
 )  # fmt: skip
 """What a timeline is made of; `category` and `phase` too if nobody has classified the events."""
 
@@ -45,6 +47,9 @@ class Work(NamedTuple):
     """Entry of the host call that launched it; -1 if that call is not in the trace."""
     bytes: Ints
     """-1 if unknown."""
+    event_id: Ints
+    external_id: Ints
+    """Id of the op that issued it; -1 if unknown."""
 
     def take(self, rows: Ints | Mask) -> Work:
         """Return some of the entries."""
@@ -60,6 +65,7 @@ class Host(NamedTuple):
     name: Ints
     thread: Ints
     event_id: Ints
+    external_id: Ints
 
     def take(self, rows: Ints | Mask) -> Host:
         """Return some of the entries."""
@@ -115,37 +121,47 @@ def read_timelines(events: pa.Table) -> Iterator[Timeline]:
     if (key[1:] < key[:-1]).any():
         order = np.argsort(key, kind="stable")
         events, key, rank, segment = events.take(order), key[order], rank[order], segment[order]
-    edges = np.append(np.flatnonzero(np.append(True, key[1:] != key[:-1])), len(key))
-    for lo, hi in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        yield _timeline(int(rank[lo]), int(segment[lo]), events.slice(lo, hi - lo))
+    edges = np.append(np.flatnonzero(np.append(True, key[1:] != key[:-1])), len(key)).tolist()
+    parts = [(int(rank[lo]), int(segment[lo]), events.slice(lo, hi - lo)) for lo, hi in pairwise(edges)]
+    del events, rank, segment, key  # millions of rows that nobody needs while a timeline is analysed
+    while parts:
+        timeline = _timeline(*parts.pop(0))
+        pa.default_memory_pool().release_unused()
+        yield timeline
 
 
 def _timeline(rank: int, segment: int, events: pa.Table) -> Timeline:
     columns = {name: events[name] for name in events.column_names}
     kind = _kinds(columns)
-    codes, names = encode_text(columns["name"])
-    codes, names = np.where(codes < 0, len(names), codes), [*names, ""]
-    start, length = columns["start_ns"], columns["dur_ns"]
-    dated = np.array(pc.and_(pc.is_valid(start), pc.is_valid(length)))
+    codes, names = encode_text(columns.pop("name"))
+    names = [*names, ""]
+    dated = np.array(pc.and_(pc.is_valid(columns["start_ns"]), pc.is_valid(columns["dur_ns"])))
     on_device = np.isin(kind, [CLASSES.index(c) for c in DEVICE_WORK])
     on_host = np.isin(kind, [CLASSES.index(c) for c in HOST_CLASSES])
-    device_rows, host_rows = np.flatnonzero(on_device & dated), np.flatnonzero(on_host & dated)
-    begin = ints(start)
-    end = begin + ints(length, 0)
-    correlation = ints(columns["correlation"])
-    runtime = kind[host_rows] == CLASSES.index("runtime")
-    host = Host(
-        begin[host_rows], end[host_rows], kind[host_rows], codes[host_rows], _threads(columns)[host_rows],
-        ints(columns["event_id"])[host_rows],
-    )  # fmt: skip
-    work = Work(
-        begin[device_rows], end[device_rows], kind[device_rows], codes[device_rows],
-        _one_device(ints(columns["device"])[device_rows]),
-        _launches(correlation[device_rows], correlation[host_rows], np.flatnonzero(runtime), host.start),
-        ints(columns["bytes"])[device_rows],
-    )  # fmt: skip
     undated = int(np.count_nonzero((on_device | on_host) & ~dated))
-    return Timeline(rank, segment, names, work, host, len(events), undated)
+    device_rows, host_rows = np.flatnonzero(on_device & dated), np.flatnonzero(on_host & dated)
+
+    number = len(events)
+    del events
+
+    def split(name: str) -> tuple[Ints, Ints]:
+        """Take a column out, so that its memory is free before the next one is read."""
+        values = ints(columns.pop(name)) if name in columns else np.full(number, -1, np.int64)
+        return values[host_rows], values[device_rows]
+
+    codes = np.where(codes < 0, len(names) - 1, codes).astype(np.int64)  # callers compose keys of them
+    name_at, named = codes[host_rows], codes[device_rows]
+    kind_at, kind = kind[host_rows], kind[device_rows]
+    del codes, on_device, on_host, dated
+    thread = _threads(columns)[host_rows]
+    (begin, start), (host_length, length) = split("start_ns"), split("dur_ns")
+    (event_at, event_id), (external_at, external) = split("event_id"), split("external_id")
+    asked, correlation = split("correlation")
+    host = Host(begin, begin + host_length, kind_at, name_at, thread, event_at, external_at)
+    launch = _launches(correlation, asked, np.flatnonzero(kind_at == CLASSES.index("runtime")), begin)
+    device, size = _one_device(split("device")[1]), split("bytes")[1]
+    work = Work(start, start + length, kind, named, device, launch, size, event_id, external)
+    return Timeline(rank, segment, names, work, host, number, undated)
 
 
 def _kinds(columns: dict[str, pa.ChunkedArray]) -> Ints:
@@ -159,11 +175,13 @@ def _kinds(columns: dict[str, pa.ChunkedArray]) -> Ints:
 
 
 def _threads(columns: dict[str, pa.ChunkedArray]) -> Ints:
-    """Give every (pid, tid, track) a number."""
-    result = np.zeros(len(columns["pid"]), np.int64)
+    """Give every (pid, tid, track) a number; takes the columns out."""
+    result: Ints | int = 0
     for name in ("pid", "tid", "track"):
-        codes, values = encode_text(columns[name]) if name == "track" else _factorize(columns[name])
+        column = columns.pop(name)
+        codes, values = encode_text(column) if name == "track" else _factorize(column)
         result = result * (len(values) + 1) + codes + 1
+    assert not isinstance(result, int)
     return result
 
 

@@ -11,12 +11,16 @@ Where the ranges come from, first that exists: ProfilerStep, a user's step range
 the period of the kernel sequence, the whole trace; `source` says which. A range in which nothing was
 launched has no window of its own: `without_work` counts them. A rank without a device has its windows on
 the host.
+
+Ranges need not be tidy. Of those that overlap under one number (a step seen from several threads) the
+longest counts; where others overlap or nest, an instant belongs to the one that started last.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +28,7 @@ import pyarrow as pa
 from perfkit.analysis.classify import CLASSES, kernel_family
 from perfkit.analysis.intervals import Ints
 from perfkit.analysis.timeline import Timeline, Work, ints
+from perfkit.errors import UsageError
 
 PROFILER_STEP = re.compile(r"ProfilerStep\s*#?\s*(\d+)\Z")
 USER_STEP = re.compile(
@@ -47,10 +52,19 @@ class Steps:
 
     def at(self, time: Ints) -> Ints:
         """Return the position of the step that contains each instant, -1 for none."""
-        position = np.searchsorted(self.start, time, side="right") - 1
-        inside = (position >= 0) & (time < self.end[position])
-        result: Ints = np.where(inside, position, -1)
+        edges, owner = self._owners
+        result: Ints = owner[np.searchsorted(edges, time, side="right")]
         return result
+
+    @cached_property
+    def _owners(self) -> tuple[Ints, Ints]:
+        """Edges in time, and the step that owns the stretch before each of them; none after the last."""
+        edges = np.unique(np.append(self.start, self.end))
+        owner = np.full(len(edges) + 1, -1, np.int64)
+        first, last = np.searchsorted(edges, self.start) + 1, np.searchsorted(edges, self.end) + 1
+        for step, (low, high) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
+            owner[low:high] = step
+        return edges, owner
 
 
 @dataclass(frozen=True)
@@ -62,6 +76,8 @@ class Windows:
     edges: Ints
     source: str
     without_work: int = 0
+    position: Ints | None = None
+    """Entry of Steps behind each window, where windows come from steps."""
 
     @property
     def start(self) -> Ints:
@@ -74,13 +90,21 @@ class Windows:
         return self.edges[1:]
 
     def select(self, first: int | None, last: int | None) -> Windows:
-        """Keep the steps first <= step < last; windows without a number are kept."""
-        low = NEVER if first is None else first
-        high = FOREVER if last is None else last
-        keep = np.flatnonzero((self.step < 0) | ((self.step >= low) & (self.step < high)))
+        """Keep the steps first <= step < last; a window without a number is kept if neither is given."""
+        if first is None and last is None:
+            return self
+        low, high = max(NEVER if first is None else first, 0), FOREVER if last is None else last
+        keep = np.flatnonzero((self.step >= low) & (self.step < high))
         if not len(keep):
-            return replace(self, step=self.step[:0], edges=self.edges[:1])
-        return replace(self, step=self.step[keep[0] : keep[-1] + 1], edges=self.edges[keep[0] : keep[-1] + 2])
+            return replace(self, step=self.step[:0], edges=self.edges[:1], position=None)
+        start, stop = int(keep[0]), int(keep[-1]) + 1
+        if stop - start != len(keep):
+            raise UsageError(
+                f"the chosen steps are not consecutive: the trace holds them in the order {_shown(self.step)}",
+                next_step="leave --steps out, and choose rows of --table steps",
+            )
+        position = None if self.position is None else self.position[start:stop]
+        return replace(self, step=self.step[start:stop], edges=self.edges[start : stop + 1], position=position)
 
 
 def find_steps(timeline: Timeline, records: pa.Table | None = None) -> Steps | None:
@@ -141,7 +165,10 @@ def _device_windows(timeline: Timeline, work: Work, steps: Steps) -> Windows | N
         return None
     end = max(int(last_end[has_work][-1]), int(steps.end[has_work][-1]))
     edges = np.maximum.accumulate(np.append(first[has_work], end))
-    return Windows(steps.number[has_work], edges, steps.source, without_work=int(np.count_nonzero(~has_work)))
+    return Windows(
+        steps.number[has_work], edges, steps.source, without_work=int(np.count_nonzero(~has_work)),
+        position=np.flatnonzero(has_work),
+    )  # fmt: skip
 
 
 def _host_windows(timeline: Timeline, steps: Steps | None) -> Windows:
@@ -150,8 +177,8 @@ def _host_windows(timeline: Timeline, steps: Steps | None) -> Windows:
         return Windows(np.array([-1]), np.array([low, high], np.int64), "trace")
     # what the last step's threads still do after the range ends belongs to it, as on a device
     inside = (timeline.host.start >= steps.start[-1]) & (timeline.host.start < steps.end[-1])
-    last = max(int(steps.end[-1]), int(timeline.host.end[inside].max()))
-    return Windows(steps.number, np.append(steps.start, last), steps.source)
+    last = int(np.max(timeline.host.end[inside], initial=steps.end[-1]))
+    return Windows(steps.number, np.append(steps.start, last), steps.source, position=np.arange(len(steps.number)))
 
 
 def _whole(work: Work) -> Windows:
@@ -160,33 +187,50 @@ def _whole(work: Work) -> Windows:
 
 
 def _named(timeline: Timeline, pattern: re.Pattern[str], source: str) -> Steps | None:
-    found = [(code, m.group(1)) for code, name in enumerate(timeline.names) if (m := pattern.match(name))]
-    if not found:
+    """Find ranges with such names; of several kinds (`iteration 7` around `step 0`) the one that fills most time."""
+    kinds: dict[str, dict[int, str]] = {}
+    for code, name in enumerate(timeline.names):
+        if found := pattern.match(name):
+            kind = name[: found.start(1)] + name[found.end(1) :]
+            kinds.setdefault(kind, {})[code] = found.group(1)
+    if not kinds:
         return None
     host = timeline.host
     on_host = np.isin(host.kind, [CLASSES.index("op"), CLASSES.index("range")])
-    rows = np.flatnonzero(on_host & np.isin(host.name, [code for code, _ in found]))
-    if not len(rows):
-        return None
-    rows = rows[np.argsort(host.start[rows], kind="stable")]
-    if all(digits for _, digits in found):
-        numbers = {code: int(digits) for code, digits in found}
-        number = np.array([numbers[code] for code in host.name[rows].tolist()], np.int64)
-    else:  # one name for every step: the most frequent one, counted from 0
-        values, counts = np.unique(host.name[rows], return_counts=True)
-        rows = rows[host.name[rows] == values[np.argmax(counts)]]
-        if len(rows) < 2:
-            return None
-        number = np.arange(len(rows), dtype=np.int64)
-    return _ordered(number, host.start[rows], host.end[rows], source)
+    best, best_ns = None, -1
+    for digits in kinds.values():
+        rows = np.flatnonzero(on_host & np.isin(host.name, list(digits)))
+        rows = rows[np.argsort(host.start[rows], kind="stable")]
+        names = host.name[rows].tolist()
+        numbered = all(digits[name] for name in names)
+        total = int((host.end[rows] - host.start[rows]).sum())
+        if not len(rows) or (not numbered and len(rows) < 2) or total <= best_ns:
+            continue
+        number = np.array([int(digits[name]) for name in names] if numbered else range(len(rows)), np.int64)
+        best, best_ns = _ordered(number, host.start[rows], host.end[rows], source), total
+    return best
 
 
 def _ordered(number: Ints, start: Ints, end: Ints, source: str) -> Steps:
-    """Sort by start; of several ranges with one number the longest stays."""
-    longest = np.lexsort((-(end - start), number))
-    keep = longest[np.append(True, number[longest][1:] != number[longest][:-1])]
-    keep = keep[np.argsort(start[keep], kind="stable")]
-    return Steps(number[keep], start[keep], end[keep], source)
+    """Sort by start; of several ranges that overlap under one number the longest stays."""
+    kept: list[int] = []
+    reach = NEVER
+    for i in np.lexsort((start, number)).tolist():
+        if kept and number[i] == number[kept[-1]] and start[i] < reach:
+            reach = max(reach, int(end[i]))
+            if end[i] - start[i] > end[kept[-1]] - start[kept[-1]]:
+                kept[-1] = i
+        else:
+            kept.append(i)
+            reach = int(end[i])
+    rows = np.array(kept, np.int64)
+    rows = rows[np.lexsort((-end[rows], start[rows]))]
+    return Steps(number[rows], start[rows], end[rows], source)
+
+
+def _shown(steps: Ints) -> str:
+    text = ", ".join(map(str, steps[:12].tolist()))
+    return f"{text}, …" if len(steps) > 12 else text
 
 
 def _periodic(timeline: Timeline, work: Work) -> Windows | None:

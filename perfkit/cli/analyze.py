@@ -6,31 +6,42 @@ time to its cause and to whoever held the host up.
 examples:
   perfkit analyze traces/                                  all ranks of a run, as text
   perfkit analyze rank0.json.gz --format json | jq .totals
+  perfkit analyze traces/ --format html -o report.html     one file with charts, to forward
+  perfkit analyze traces/ --fail-on 'exposed_comm>10%'     exit 1 if it holds, 2 if it cannot be told
+  perfkit analyze traces/ --model llama3-8b --tokens-per-step 4M --seq-len 8192     with MFU
   perfkit analyze traces/ --steps 10:20 --ranks 0,4-7
   perfkit analyze traces/ --table idle -o idle.csv         every row behind the report
 
 PATH is a trace file, a folder, or an archive (.zip, .tar.gz). `--window trace` ignores steps and takes each
-rank from its first to its last device event. Tables: attribution, steps, ranks, idle, io, memory.
+rank from its first to its last device event. Tables: attribution, steps, ranks, idle, io, kernels, waterfall,
+findings, exchanges, copies, memory. MFU needs the model and the tokens that the whole job trains in a step.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfkit.errors import PerfkitError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from perfkit.report.report import Report
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("paths", nargs="+", metavar="PATH", help="trace files, folders or archives")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="what to print (default: text)")
+    parser.add_argument(
+        "--format",
+        choices=("text", "json", "html"),
+        default="text",
+        help="what to print (default: text); html needs -o",
+    )
+    parser.add_argument("--details", action="store_true", help="text: all findings, and tables of ranks, kernels, …")
     parser.add_argument(
         "--window", choices=("step", "trace"), default="step", help="cut at steps, or not (default: step)"
     )
@@ -38,34 +49,85 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", metavar="LIST", help="only these ranks, for example 0,4-7")
     parser.add_argument("--table", metavar="NAME", help="write this table instead of the report; needs -o")
     parser.add_argument("-o", "--output", type=Path, metavar="F", help="write to F (a table: .csv or .parquet)")
+    parser.add_argument(
+        "--fail-on", action="append", default=[], metavar="EXPR", help="exit 1 if it holds, for example 'mfu<0.38'"
+    )
+
+    job = parser.add_argument_group("job, for MFU", "what the traces do not tell, or instead of what they tell")
+    job.add_argument("--model", metavar="M", help="a preset (see `perfkit mfu --list`) or a JSON file of spec keys")
+    job.add_argument("--tokens-per-step", metavar="N", help="tokens of one step of the whole job; 4M is 4 million")
+    job.add_argument("--seq-len", type=int, metavar="N", help="tokens of a sequence, if the model does not fix it")
+    job.add_argument("--hardware", metavar="H", help="device name as the driver reports it")
+    job.add_argument("--dtype", help="number format of the matrix products (default: what most FLOPs of the trace use)")
+    job.add_argument("--convention", help="which FLOPs are counted (default palm)")
+    job.add_argument("--peak-flops", metavar="F", help="dense FLOP/s of one device (989e12, 989T)")
+    job.add_argument("--peak", choices=("registry", "measured"), help="measured: by `perfkit hardware --calibrate`")
+    job.add_argument("--world-size", type=int, metavar="N", help="ranks of the job, if the traces do not record it")
 
 
 def run(args: argparse.Namespace) -> int:
     """Analyse and print."""
+    from perfkit.report.gate import check, parse
+
     first, last = parse_steps(args.steps)
     ranks = parse_ranks(args.ranks)
+    gates = [parse(expression) for expression in args.fail_on]
+    if args.format == "html" and not (args.output or args.table):
+        raise UsageError("--format html needs a file to write to", next_step="add `-o report.html`")
     if args.table and not (args.output and args.output.suffix in (".csv", ".parquet")):
         raise UsageError("--table needs a file to write to", next_step="add `-o FILE.csv` or `-o FILE.parquet`")
 
     from perfkit.analysis.analyze import analyze
 
-    found = analyze(args.paths, window=args.window, first_step=first, last_step=last, ranks=ranks)
+    question = parse_question(args)
+    found = analyze(args.paths, window=args.window, first_step=first, last_step=last, ranks=ranks, **question)
     if args.table:
         if args.table not in found.tables:
             raise UsageError(f"no table {args.table!r} here; there are {', '.join(found.tables)}")
         write_table(found.tables[args.table], args.output)
-        return 0
-    if args.format == "json":
-        text = json.dumps(found.summary, indent=1, allow_nan=False) + "\n"
     else:
-        from perfkit.analysis.text import render
+        _render(found, args)
+    check(gates, found.summary)
+    return 0
 
-        text = render(found.summary)
+
+def _render(report: Report, args: argparse.Namespace) -> None:
+    if args.format == "text" and not args.output:
+        from perfkit.report.text import show
+
+        show(report, details=args.details)
+        return
+    if args.format == "html":
+        text = report.to_html()
+    else:
+        text = report.to_json() if args.format == "json" else report.to_text(details=args.details)
     if args.output:
         _write(args.output, text.encode())
     else:
         sys.stdout.write(text)
-    return 0
+
+
+def parse_question(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what the user says about the job, as arguments of `perfkit.analyze`."""
+    from perfkit.flops.inputs import arguments_from
+
+    named = "spec" if args.model and args.model.endswith(".json") else "model"
+    given = {named: args.model, "peak_flops": args.peak_flops}
+    question = arguments_from({key: value for key, value in given.items() if value is not None})
+    if args.tokens_per_step is not None:
+        question["tokens_per_step"] = parse_count(args.tokens_per_step)
+    for key in ("seq_len", "hardware", "dtype", "convention", "peak", "world_size"):
+        question[key] = getattr(args, key)
+    return question
+
+
+def parse_count(text: str) -> float:
+    """Parse `4194304`, `4e6`, `4M`."""
+    scale = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}.get(text[-1:].lower())
+    try:
+        return float((text[:-1] if scale else text).replace("_", "").replace(",", "")) * (scale or 1.0)
+    except ValueError:
+        raise UsageError(f"--tokens-per-step {text!r} is no number", next_step="write 4194304 or 4M") from None
 
 
 def parse_steps(text: str | None) -> tuple[int | None, int | None]:

@@ -1,17 +1,18 @@
 """Write a trace in another form; today: a redacted copy that can be shared.
 
-  perfkit export TRACE --redact               writes TRACE.redacted.json.gz
+  perfkit export TRACE --redact               writes redacted-rank3.json.gz beside it
   perfkit export TRACE --redact -o copy.json
 
 --redact replaces names of hosts, users, paths, models and your own functions by tokens. Names of public
 libraries, kernels, times, shapes and all numbers stay, so that perfkit, HTA and Perfetto read the copy like
-the original. A string that is not known to be harmless is replaced.
+the original. A string that is not known to be harmless is replaced. The copy is not named after the trace, whose
+name often holds a host; of it only the rank is kept.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
+import itertools
 from pathlib import Path
 
 from perfkit.errors import UsageError
@@ -54,7 +55,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def default_output(trace: str) -> str:
-    """Name the copy after the trace, in the current form of its name."""
-    path = Path(trace)
-    stem = re.sub(r"(?:\.json)?(?:\.gz|\.zst|\.zip)?$", "", path.name) or path.name
-    return str(path.with_name(f"{stem}.redacted.json.gz"))
+    """Name the copy by what may be known of the trace: its rank. A file that is there is not replaced."""
+    from perfkit.sources.kineto import rank_in_name
+
+    rank = rank_in_name(trace)
+    stem = "redacted" if rank is None else f"redacted-rank{rank}"
+    names = itertools.chain([stem], (f"{stem}.{number}" for number in itertools.count(2)))
+    paths = (Path(trace).parent / f"{name}.json.gz" for name in names)
+    return str(next(path for path in paths if not path.exists()))

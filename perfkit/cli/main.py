@@ -7,7 +7,8 @@ A command is a module of this package with
     run(args) -> int   calls one library function and one renderer; imports what is heavy inside
 
 This is the only place where an exception becomes an exit code: 0 fine, 1 a `--fail-on` condition
-holds, 2 bad usage or input, 130 interrupted.
+holds, 2 bad usage or input, 130 interrupted, 143 terminated. What nobody foresaw is one line and exit code 2 too,
+because 1 would tell a CI job that a gate has tripped; PERFKIT_DEBUG=1 shows where it happened.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
-from types import ModuleType
+from types import FrameType, ModuleType
 
 import perfkit
 from perfkit.errors import PerfkitError
@@ -55,16 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    parser = build_parser()
     try:
-        args = parser.parse_args(argv)
-    except SystemExit as stop:  # argparse: 0 after --help and --version, 2 on bad usage
-        return int(stop.code or 0)
-    if args.command is None:
-        parser.print_help()
-        return 2
-    try:
-        return int(args.run_command(args))
+        return _run(argv)
     except PerfkitError as error:
         print(f"perfkit: {error}", file=sys.stderr)
         return error.exit_code
@@ -74,8 +68,40 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has left (`perfkit … | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except _Terminated:
+        print("perfkit: terminated; run the same command again to go on", file=sys.stderr)
+        return 128 + signal.SIGTERM
+    except Exception as error:
+        if os.environ.get("PERFKIT_DEBUG"):
+            raise
+        what = f"{type(error).__name__}: {error}".partition("\n")[0]
+        print(f"perfkit: {what}; run it again with PERFKIT_DEBUG=1 to see where, and report it", file=sys.stderr)
+        return 2
+
+
+def _run(argv: list[str] | None) -> int:
+    parser = build_parser()
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as stop:  # argparse: 0 after --help and --version, 2 on bad usage
+        return int(stop.code or 0)
+    if args.command is None:
+        parser.print_help()
+        return 2
+    return int(args.run_command(args))
+
+
+class _Terminated(BaseException):
+    """SIGTERM: ends like Ctrl-C, so that workers end and temporary folders go."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise _Terminated
 
 
 def entry() -> None:
     """Console-script entry point."""
+    signal.signal(signal.SIGTERM, _terminate)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # they are text files here
     sys.exit(main())

@@ -156,6 +156,7 @@ class _Worker:
                 pass_fds=(theirs.fileno(), read_end),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output belongs to the command: with --format json it is one document
+                start_new_session=True,  # Ctrl-C goes to the parent alone, which ends them; see the lifeline
                 env={**os.environ, "OMP_NUM_THREADS": str(threads)},
             )
         except BaseException:

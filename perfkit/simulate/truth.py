@@ -262,11 +262,9 @@ def _partition(work: _Work, windows: Ints, first_step: int) -> list[dict[str, in
 
 
 def _spill(work: _Work, windows: Ints, step: int) -> int:
-    """Return how long the step's work runs after its window, two at a time counted once."""
-    if step + 2 == len(windows):
-        return 0
+    """Return how long the step's work runs in later windows, two at a time counted once."""
     mine = work.launched & (work.step == step) & (work.end > windows[step + 1])
-    begin, stop = np.maximum(work.start[mine], windows[step + 1]), work.end[mine]
+    begin, stop = np.maximum(work.start[mine], windows[step + 1]), np.minimum(work.end[mine], windows[-1])
     total, reached = 0, int(windows[step + 1])
     for one, other in zip(begin, stop, strict=True):  # a handful
         total += max(0, int(other) - max(int(one), reached))

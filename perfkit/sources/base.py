@@ -16,13 +16,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from perfkit.sources.archives import Member
 
 QUALITY_KINDS: dict[str, str] = {
     "truncated": "the file ends in the middle; everything before the cut was kept",
     "invalid_json": "the JSON is broken at a byte offset; everything before it was kept",
+    "trailing_data": "bytes after the end of the trace, such as a second document; not read, nothing else is lost",
     "invalid_utf8": "bytes that are not UTF-8 were replaced by U+FFFD",
     "missing_ts": "events without a timestamp; start_ns is null",
     "missing_dur": "X events without a duration; dur_ns is null",
@@ -146,8 +150,8 @@ class Input:
     """Identity of the content; the same bytes give the same value on any machine."""
     compression: str = "none"
     """`none`, `gzip`, `zstd`: of the stored bytes."""
-    member: str | None = None
-    """Member of a zip or tar archive at `file`."""
+    member: Member | None = None
+    """Member of a zip or tar archive at `file`, and where it lies in there."""
 
     def open(self) -> BinaryIO:
         """Open the uncompressed bytes, guarded against bombs."""

@@ -35,6 +35,7 @@ from perfkit.sources.inputs import (
     file_kind,
     fingerprint,
     os_error,
+    shown_path,
 )
 from perfkit.sources.kinds import (
     HEAD_BYTES,
@@ -47,6 +48,7 @@ from perfkit.sources.kinds import (
     nsys_exports,
 )
 
+STORE_MARKER = "perfkit-store.json"
 MAX_REFUSALS = 50
 """Lines about refused members of one archive; the rest are counted in one more."""
 
@@ -94,15 +96,19 @@ class _Candidate:
     size_bytes: int
     named: bool
     """The user named this very file."""
-    name: str | None = None
-    """Its name in an archive."""
+    packed: archives.Member | None = None
+    """What it is in an archive."""
     spooled: bool = False
     """`file` is a copy of its own, no longer the archive."""
     open: Callable[[], Stream] = field(kw_only=True)
 
     @property
-    def member(self) -> str | None:
-        return None if self.spooled else self.name
+    def name(self) -> str | None:
+        return None if self.packed is None else self.packed.name
+
+    @property
+    def member(self) -> archives.Member | None:
+        return None if self.spooled else self.packed
 
 
 class _Search:
@@ -122,7 +128,7 @@ class _Search:
 
     def path(self, path: Path) -> None:
         """Take a path that the user named."""
-        shown = str(path)
+        shown = shown_path(path)
         try:
             mode = path.stat().st_mode
         except (OSError, ValueError) as error:
@@ -145,6 +151,8 @@ class _Search:
             )
 
     def _folder(self, root: Path) -> None:
+        if not self._first_time(root):
+            return
         before = len(self.found.inputs), len(self.found.rejected), len(self.found.ignored), len(self._seen)
         self._walk(root, root.resolve())
         inputs, rejected, ignored, seen = before
@@ -159,30 +167,32 @@ class _Search:
         if any(item.reason.startswith(_SAME_FILE) for item in skipped):
             return
         self._reject(
-            UnsupportedInput(reason, path=str(root), next_step="give the folder that the profiler wrote its traces to")
+            UnsupportedInput(
+                reason, path=shown_path(root), next_step="give the folder that the profiler wrote its traces to"
+            )
         )
 
     def _walk(self, folder: Path, root: Path) -> None:
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as error:
-            self._reject(os_error(error, str(folder)))
+            self._reject(os_error(error, shown_path(folder)))
             return
-        entries = [entry for entry in entries if folder / entry.name not in self._taken]
+        entries = [entry for entry in self._outside_store(folder, entries) if folder / entry.name not in self._taken]
         self._export(folder, entries)
         for entry in entries:
             path = folder / entry.name
             if path in self._taken:
                 continue
             if entry.name.startswith(".") or entry.name == "__MACOSX":
-                self._ignore(str(path), "hidden")
+                self._ignore(shown_path(path), "hidden")
                 continue
             try:
                 if entry.is_symlink() and not self._link_stays(path, root):
                     continue
                 mode = entry.stat().st_mode
             except OSError as error:
-                self._reject(os_error(error, str(path)))
+                self._reject(os_error(error, shown_path(path)))
                 continue
             if stat.S_ISDIR(mode):
                 if self._first_time(path):
@@ -190,29 +200,43 @@ class _Search:
             elif stat.S_ISREG(mode):
                 self._file(path, named=False)
             else:
-                self._ignore(str(path), file_kind(mode))
+                self._ignore(shown_path(path), file_kind(mode))
+
+    def _outside_store(self, folder: Path, entries: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
+        """Leave out what perfkit itself wrote, if a store lies in this folder."""
+        names = {entry.name for entry in entries}
+        if STORE_MARKER not in names:
+            return entries
+        from perfkit.store.layout import TOP_LEVEL  # only then: a store is no part of most folders
+
+        self._ignore(shown_path(folder / STORE_MARKER), "a perfkit store; its tables are not looked at")
+        return [entry for entry in entries if entry.name not in TOP_LEVEL]
 
     def _link_stays(self, path: Path, root: Path) -> bool:
         try:
             target = path.resolve(strict=True)
         except (OSError, RuntimeError):
             self._reject(
-                InputError("a symbolic link to nothing", path=str(path), next_step="give the file it should lead to")
+                InputError(
+                    "a symbolic link to nothing", path=shown_path(path), next_step="give the file it should lead to"
+                )
             )
             return False
         if target.is_relative_to(root):
             return True
         self._reject(
-            UnsafeInput("a symbolic link that leaves the folder", path=str(path), next_step=f"give {target} itself")
+            UnsafeInput(
+                "a symbolic link that leaves the folder", path=shown_path(path), next_step=f"give {target} itself"
+            )
         )
         return False
 
     def _first_time(self, path: Path) -> bool:
         real = path.resolve()
         if real in self._seen:
-            self._ignore(str(path), f"{_SAME_FILE} {self._seen[real]}")
+            self._ignore(shown_path(path), f"{_SAME_FILE} {self._seen[real]}")
             return False
-        self._seen[real] = str(path)
+        self._seen[real] = shown_path(path)
         return True
 
     # nsys exports in parquet
@@ -228,8 +252,8 @@ class _Search:
         files = {name: folder / name for name in nsys_exports(names).get("", ())}
         self._taken.update(files.values())
         if files and self._first_time(folder / "*.parquet"):
-            with self._one_line(str(folder), named=False):
-                self._add_export(folder, files, path=str(folder))
+            with self._one_line(shown_path(folder), named=False):
+                self._add_export(folder, files, path=shown_path(folder))
 
     def _add_export(self, folder: Path, files: dict[str, Path], *, path: str) -> None:
         """Add an export whose files have these names in it; the names and the contents are its identity."""
@@ -296,14 +320,14 @@ class _Search:
             return
 
         def open_file() -> Stream:
-            return SliceStream(path, path=str(path), limits=self.limits)
+            return SliceStream(path, path=shown_path(path), limits=self.limits)
 
         try:
             size = path.stat().st_size
         except OSError as error:
-            self._reject(os_error(error, str(path)))
+            self._reject(os_error(error, shown_path(path)))
             return
-        self._candidate(_Candidate(str(path), path, size, named, open=open_file))
+        self._candidate(_Candidate(shown_path(path), path, size, named, open=open_file))
 
     def _candidate(self, candidate: _Candidate) -> None:
         """Find out what it is and record it; whatever is wrong with it becomes one line."""
@@ -409,29 +433,13 @@ class _Search:
     def _zip(self, archive: _Candidate) -> None:
         members = archives.zip_members(archive.file, path=archive.path, limits=self.limits)
         for member, shown in self._readable(archive.path, members):
-
-            def open_member(member: archives.Member = member, shown: str = shown) -> Stream:
-                return archives.ZipStream(archive.file, member, path=shown, limits=self.limits)
-
-            self._candidate(_Candidate(shown, archive.file, member.stored_bytes, False, member.name, open=open_member))
+            self._member(archive.file, member, shown)
 
     def _tar(self, archive: _Candidate, compression: str) -> None:
         with decompress(archive.open, compression, path=archive.path, limits=self.limits) as stream:
             for member, shown in self._readable(archive.path, archives.tar_members(stream, limits=self.limits)):
                 if compression == "none":
-
-                    def open_member(member: archives.Member = member, shown: str = shown) -> Stream:
-                        return SliceStream(
-                            archive.file,
-                            path=shown,
-                            offset=member.offset,
-                            length=member.stored_bytes,
-                            limits=self.limits,
-                        )
-
-                    self._candidate(
-                        _Candidate(shown, archive.file, member.stored_bytes, False, member.name, open=open_member)
-                    )
+                    self._member(archive.file, member, shown)
                 else:
                     self._spool_member(stream, member, shown)
             if stream.problem:
@@ -440,6 +448,14 @@ class _Search:
                     path=archive.path,
                     next_step="copy it again from where it was made",
                 )
+
+    def _member(self, archive: Path, member: archives.Member, shown: str) -> None:
+        """Take a member that can be read where it is."""
+
+        def open_member() -> Stream:
+            return archives.open_member(archive, member, path=shown, limits=self.limits)
+
+        self._candidate(_Candidate(shown, archive, member.stored_bytes, False, member, open=open_member))
 
     def _spool_member(self, stream: Stream, member: archives.Member, shown: str) -> None:
         """Copy a member of a compressed tar to the spool, if its head looks like an input."""
@@ -451,7 +467,7 @@ class _Search:
             def open_spooled() -> Stream:
                 return SliceStream(file, path=shown, limits=self.limits)
 
-            self._candidate(_Candidate(shown, file, member.stored_bytes, False, member.name, True, open=open_spooled))
+            self._candidate(_Candidate(shown, file, member.stored_bytes, False, member, True, open=open_spooled))
 
     def _to_spool(self, stream: Stream) -> Path:
         target = self._spool_path(stream.path)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -23,11 +22,13 @@ from perfkit.engine.local import LocalEngine, available_cpus
 from perfkit.errors import InputError, PerfkitError, StoreError, UsageError
 from perfkit.sources.base import Input, PartInfo, ReadOptions
 from perfkit.sources.detect import Ignored, find_inputs
-from perfkit.sources.inputs import Limits
+from perfkit.sources.inputs import Limits, os_error, shown_path
 from perfkit.sources.ranks import PlannedInput, PlannedPart, TimeRange, plan_parts
+from perfkit.sources.unpacking import unpacking_folder
 from perfkit.sources.work import GroupWork, InputResult, content_key, ingest_group, peek
 from perfkit.store import Store
 from perfkit.store.commits import Commit
+from perfkit.store.layout import RunKey
 
 _SUFFIXES = re.compile(r"(\.pt)?(\.trace)?\.(json|sqlite|db|tar|zip|tgz)(\.gz|\.zst)?$|\.(gz|zst)$", re.IGNORECASE)
 
@@ -36,6 +37,10 @@ TYPICAL_RATIO = 15
 """Of a gzipped Kineto trace."""
 WORKERS_PAY_BYTES = 100_000_000
 """Uncompressed bytes above which starting worker processes is faster than reading in this one."""
+FILE_COST_BYTES = 1_000_000
+"""What opening, committing and flushing one file costs, in bytes that could be read meanwhile."""
+MAX_PLANS = 5
+"""How often files are given another rank or segment because the first plan did not hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +138,20 @@ def ingest(
     listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not listed:
         raise UsageError("no paths given", next_step="name a trace file, a folder or an archive")
-    report = IngestReport(os.fspath(store), cluster, run or default_run(listed), attempt)
+    if workers is not None and workers < 1:
+        raise UsageError(f"workers must be at least 1, is {workers}")
+    report = IngestReport(os.fspath(store), shown_path(cluster), shown_path(run or default_run(listed)), attempt)
+    RunKey(report.cluster, report.run, attempt).check()
     lake = Store(report.store)
     options = ReadOptions(keep_args=keep_args, scanner=scanner)
-    with tempfile.TemporaryDirectory(prefix="perfkit-") as spool:
-        found = find_inputs(listed, limits=limits, spool=Path(spool))
+    with unpacking_folder() as spool:
+        found = find_inputs(listed, limits=limits, spool=spool)
         report.rejected, report.ignored = list(found.rejected), found.ignored
-        committed = lake.committed(cluster, report.run, attempt)
+        committed = lake.committed(report.cluster, report.run, attempt)
         fresh, again = _skip_known(found.inputs, committed, options, report)
         groups = plan_parts(_peek_all(fresh, report), committed)
+        if groups or again:
+            lake.create()  # a store that cannot be written is one error, not one per file
         cpus = workers or available_cpus()
         if workers is None and sum(map(_expected_bytes, fresh)) < WORKERS_PAY_BYTES:
             cpus = 1
@@ -151,12 +161,18 @@ def ingest(
         works = [_work(report, group, committed, options) for group in groups]
         works += [_work(report, [item], (), options, replacing=True) for item in again]
         late = _run(runner, works, report, progress)
-        if late:  # files that name their rank only after the events
-            committed = lake.committed(cluster, report.run, attempt)
+        for _ in range(MAX_PLANS):
+            if not late:
+                break
+            committed = lake.committed(report.cluster, report.run, attempt)
             works = [_work(report, group, committed, options) for group in plan_parts(late, committed)]
-            _run(runner, works, report, progress)
+            late = _run(runner, works, report, progress)
+        for input, _ in late:
+            report.rejected.append(
+                InputError("other ingests into this run are always faster", path=input.path, next_step="run it again")
+            )
     if report.files:
-        lake.finalise(cluster, report.run, attempt)
+        lake.finalise(report.cluster, report.run, attempt)
     report.files.sort(key=lambda file: file.path)
     report.rejected.sort(key=lambda error: error.path)
     report.seconds = time.perf_counter() - started
@@ -165,7 +181,7 @@ def ingest(
 
 def default_run(paths: Sequence[str | os.PathLike[str]]) -> str:
     """Name a run after what was given: the file without its endings, the folder, or the common folder."""
-    absolute = [Path(path).absolute() for path in paths]
+    absolute = [Path(shown_path(path)).absolute() for path in paths]
     if len(absolute) == 1:
         name = absolute[0].name
         return _SUFFIXES.sub("", name) or name or "run"
@@ -223,7 +239,7 @@ def _peek_all(inputs: Iterable[Input], report: IngestReport) -> list[tuple[Input
         except InputError as error:
             report.rejected.append(error)
         except OSError as error:
-            report.rejected.append(InputError(f"cannot be read: {error.strerror or error}", path=input.path))
+            report.rejected.append(os_error(error, input.path))
         else:
             peeked.append((input, parts))
     return peeked
@@ -238,10 +254,12 @@ def _work(
     replacing: bool = False,
 ) -> GroupWork:
     ranks = {part.rank for item in group for part in item.parts}
+    own = {item.input.fingerprint for item in group}
     earlier = tuple(
         TimeRange(c.rank, c.start_ns, c.end_ns, c.source_path)
         for c in committed
         if c.rank in ranks and c.start_ns is not None and c.end_ns is not None
+        if c.fingerprint.partition("#")[0] not in own
     )
     where = report.store, report.cluster, report.run, report.attempt
     return GroupWork(*where, tuple(group), earlier, options, replacing)
@@ -250,7 +268,7 @@ def _work(
 def _run(
     engine: Engine, works: Sequence[GroupWork], report: IngestReport, progress: _Progress
 ) -> list[tuple[Input, list[PartInfo]]]:
-    """Work on the groups; returns the inputs whose ranks turned out to be others than planned."""
+    """Work on the groups; returns the inputs for which the plan did not hold."""
     late: list[tuple[Input, list[PartInfo]]] = []
     for outcome in engine.map(ingest_group, works, cost=lambda work: work.size_bytes, on_progress=progress.read):
         progress.finished(outcome.item)
@@ -261,11 +279,10 @@ def _run(
                 report.rejected.append(InputError(reason, path=item.input.path, next_step="run the same command again"))
             continue
         for result in outcome.unwrap():
-            if result.true_ranks is None:
+            if result.plan_again is None:
                 _record(result, report)
             else:
-                infos = [PartInfo(rank=rank, rank_source="distributedInfo") for rank in result.true_ranks]
-                late.append((result.input, infos))
+                late.append((result.input, result.plan_again))
     return late
 
 
@@ -295,8 +312,8 @@ def _record(result: InputResult, report: IngestReport) -> None:
 
 
 def _expected_bytes(input: Input) -> int:
-    """Uncompressed size, roughly."""
-    return input.size_bytes * (1 if input.compression == "none" else TYPICAL_RATIO)
+    """Uncompressed size, roughly, and what every file costs."""
+    return FILE_COST_BYTES + input.size_bytes * (1 if input.compression == "none" else TYPICAL_RATIO)
 
 
 class _Progress:

@@ -39,7 +39,7 @@ DECODE_BYTES = 1 << 20
 """Uncompressed bytes per call of a decoder; stays in the second-level cache."""
 ZSTD_BYTES = 1 << 16
 """Uncompressed bytes per call of Arrow's zstd decoder, which drops a whole call on an error."""
-FINGERPRINT_EDGE = 1 << 20
+FINGERPRINT_EDGE = 1 << 16
 """Bytes at each end of the stored content that the fingerprint hashes in full."""
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -478,12 +478,12 @@ def copy_stream(stream: Stream, target: Path, *, limits: Limits, max_bytes: int 
 
 
 def fingerprint(stream: Stream) -> str:
-    """Identify stored bytes by size, CRC-32 of all, and a hash of the first and the last MiB.
+    """Identify stored bytes by size, CRC-32 of all, and a hash of the first and the last 64 KiB.
 
     Runs at the speed of reading. It tells dumps apart; it does not resist someone who wants a collision,
     who could only make perfkit skip their own file.
     """
-    buffer = memoryview(bytearray(8 * FINGERPRINT_EDGE))
+    buffer = memoryview(bytearray(DECODE_BYTES))
     crc, size, first, last = 0, 0, b"", b""
     while count := stream.readinto(buffer):
         block = buffer[:count]
@@ -495,6 +495,11 @@ def fingerprint(stream: Stream) -> str:
     digest = hashlib.blake2b(digest_size=16)
     digest.update(size.to_bytes(8, "little") + crc.to_bytes(4, "little") + first + last)
     return digest.hexdigest()
+
+
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """Make a path safe to print and to store: bytes of a file name that are not UTF-8 are escaped."""
+    return os.fspath(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def file_kind(mode: int) -> str:

@@ -24,7 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Generic, TypeVar
 
-from perfkit.errors import CorruptInput, UnsupportedInput
+from perfkit.errors import CorruptInput, UnsafeInput, UnsupportedInput
 from perfkit.sources.scan import PADDING, Plan, ScanResult, Status, is_utf8, scan_chunk
 
 CHUNK_BYTES = 16 << 20
@@ -44,7 +44,7 @@ class Problem:
     """Why the walk ended early."""
 
     kind: str
-    """`truncated` or `invalid_json`."""
+    """`truncated`, `invalid_json`, or `trailing_data` if all events were read."""
     detail: str
 
 
@@ -163,7 +163,17 @@ class TraceWalk(Generic[T]):
                 value, at = _DECODER.raw_decode(text, at)
                 if at == len(text):
                     raise IndexError  # a number may go on
-            except (json.JSONDecodeError, IndexError, RecursionError) as error:
+                if key == "traceEvents":
+                    raise UnsupportedInput(
+                        f"traceEvents is {_kind_of(value)}, not a list",
+                        path=self._path,
+                        next_step="give a trace that torch.profiler's export_chrome_trace wrote",
+                    )
+            except RecursionError as error:
+                raise UnsafeInput(
+                    "is nested too deeply before its first event", path=self._path, next_step="export the trace again"
+                ) from error
+            except (json.JSONDecodeError, IndexError) as error:
                 if not ended:
                     return None
                 raise CorruptInput(
@@ -183,14 +193,16 @@ class TraceWalk(Generic[T]):
     def _parse_foot(self, data: bytes) -> None:
         """Read the keys after the events; a damaged foot costs its keys only, and is noted."""
         text = data.decode("utf-8", "replace")
-        at = _skip_space(text, 0)
         if self._is_list:
+            self._note_trailing(text)
             return
+        at = 0
         keys: dict[str, Any] = {}
         try:
             while True:
                 at = _skip_space(text, at)
                 if text[at] == "}":
+                    self._note_trailing(text[at + 1 :])
                     break
                 if text[at] == ",":
                     at = _skip_space(text, at + 1)
@@ -208,6 +220,15 @@ class TraceWalk(Generic[T]):
             )
         keys.pop("traceEvents", None)
         self._keep(keys)
+
+    def _note_trailing(self, text: str) -> None:
+        """Say what follows the end of the document; a second document is not read."""
+        rest = text[_skip_space(text, 0) :]
+        if rest:
+            what = "a second document" if rest[0] in "{[" else "something else"
+            self.problem = Problem(
+                "trailing_data", f"{what} follows the end of the trace and was not read: {rest[:20]!r}…"
+            )
 
     # ------------------------------------------------------------ events
 
@@ -284,7 +305,8 @@ class TraceWalk(Generic[T]):
         if foot is not None:
             self._parse_foot(bytes(foot))
         if stream_problem:
-            self.problem = Problem("truncated", stream_problem)
+            kind = "truncated" if foot is None or self.problem else "trailing_data"
+            self.problem = Problem(kind, stream_problem)
         elif foot is None:
             lost = f"; an unfinished event of {len(carried):,} bytes was lost" if carried.strip() else ""
             self.problem = Problem("truncated", f"the file ends at byte {self.bytes_read:,} inside traceEvents{lost}")
@@ -364,6 +386,12 @@ def _clean(value: Any) -> Any:
     if isinstance(value, list):
         return [_clean(item) for item in value]
     return {_clean(key): _clean(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _kind_of(value: Any) -> str:
+    """Name a JSON value."""
+    kinds = {dict: "an object", str: "a string", bool: "a truth value", type(None): "null"}
+    return kinds.get(type(value), "a number")
 
 
 def _skip_space(text: str, at: int) -> int:

@@ -30,6 +30,7 @@ import pyarrow as pa
 from perfkit import schema
 from perfkit.errors import InputError
 from perfkit.sources.base import Chunk, Input, PartInfo, ReadOptions
+from perfkit.sources.inputs import shown_path
 from perfkit.sources.json_stream import TraceWalk
 from perfkit.sources.kineto_fields import PLAN, PLAN_WITH_ARGS
 from perfkit.sources.kineto_tables import EventPairs, Piece, make_piece, meta_rows, number_events
@@ -76,7 +77,9 @@ def read_tables(path: str | os.PathLike[str], *, keep_args: bool = False, thread
 
     found = find_inputs([path])
     if len(found.inputs) != 1:
-        raise found.rejected[0] if found.rejected else InputError(f"{len(found.inputs)} traces", path=str(path))
+        if found.rejected:
+            raise found.rejected[0]
+        raise InputError(f"{len(found.inputs)} traces", path=shown_path(path), next_step="give one trace file")
     input = found.inputs[0]
     options = ReadOptions(keep_args=keep_args, threads=threads)
     base_ns = None
@@ -138,7 +141,8 @@ class KinetoReading:
                 base_ns = _base_in_tail(self.input)
             pieces = walk.scan(PLAN_WITH_ARGS if self.options.keep_args else PLAN, make_piece, base_ns=base_ns or 0)
             yield from self._gather(pieces)
-            if (_base_ns(walk.keys) or 0) != (base_ns or 0) and walk.problem is None:
+            whole = walk.problem is None or walk.problem.kind == "trailing_data"
+            if (_base_ns(walk.keys) or 0) != (base_ns or 0) and whole:
                 raise RereadNeeded(_base_ns(walk.keys) or 0)
         info = self.parts[0]
         _describe(info, walk.keys, self.input.path)

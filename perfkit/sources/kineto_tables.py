@@ -250,7 +250,7 @@ def _add(piece: Piece, kind: str, count: int, detail: str) -> None:
 
 def _note_misfits(piece: Piece, result: ScanResult) -> None:
     if result.not_events:
-        _add(piece, "not_an_event", result.not_events, "skipped")
+        _add(piece, "not_an_event", result.not_events, "traceEvents has elements that are not objects; skipped")
     for column, count in result.mismatches.items():
         kind = "time_out_of_range" if column in ("ts", "dur") else "type_mismatch"
         _add(piece, kind, count, f"first in column {column}")

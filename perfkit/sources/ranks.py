@@ -50,14 +50,19 @@ class TimeRange:
 def plan_parts(peeked: Sequence[tuple[Input, list[PartInfo]]], committed: Iterable[Commit]) -> list[list[PlannedInput]]:
     """Give every part a rank and a segment, and group the inputs that share a rank."""
     next_segment: dict[int, int] = {}
+    placed_before: dict[str, Commit] = {}
     for commit in committed:
         next_segment[commit.rank] = max(next_segment.get(commit.rank, 0), commit.segment + 1)
+        placed_before[commit.fingerprint.partition("+")[0]] = commit
     taken = set(next_segment) | {part.rank for _, parts in peeked for part in parts if part.rank is not None}
     free = (rank for rank in range(MAX_RANK) if rank not in taken)
     planned = []
     for input, parts in peeked:
         placed = []
-        for part in parts:
+        for number, part in enumerate(parts):
+            if before := placed_before.get(f"{input.fingerprint}#{number}"):  # the ingest was interrupted after it
+                placed.append(PlannedPart(before.rank, before.segment, before.rank_source or "source"))
+                continue
             rank, source = (next(free), "assigned") if part.rank is None else (part.rank, part.rank_source or "source")
             segment = next_segment.get(rank, 0)
             next_segment[rank] = segment + 1

@@ -22,7 +22,7 @@ from perfkit.sources.base import Input, PartInfo, Reading, ReadOptions
 from perfkit.sources.kineto_tables import meta_rows
 from perfkit.sources.ranks import PlannedInput, TimeRange, overlapping
 from perfkit.store import Store
-from perfkit.store.segment import SegmentWriter
+from perfkit.store.segment import SegmentTaken, SegmentWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class InputResult:
     seconds: float = 0.0
     rows: dict[str, int] = field(default_factory=dict)
     error: PerfkitError | None = None
-    true_ranks: list[int] | None = None
-    """The source names these ranks only after its events: plan again and read again."""
+    plan_again: list[PartInfo] | None = None
+    """The plan did not hold: the source names other ranks after its events, or another ingest was faster."""
 
 
 def reader_of(input: Input):  # type: ignore[no-untyped-def]  # a module with peek and read
@@ -91,6 +91,11 @@ def ingest_group(work: GroupWork) -> list[InputResult]:
         result = InputResult(item.input, ranks=[p.rank for p in item.parts], segments=[p.segment for p in item.parts])
         try:
             _ingest_one(store, work, item, covered, result)
+        except SegmentTaken:
+            result.plan_again = [
+                PartInfo(rank=None if part.rank_source == "assigned" else part.rank, rank_source=part.rank_source)
+                for part in item.parts
+            ]
         except PerfkitError as error:
             result.error = error
         except (OSError, pa.ArrowException, MemoryError) as error:
@@ -150,6 +155,10 @@ def _copy(reading: Reading, writers: Sequence[SegmentWriter], result: InputResul
     result.parts = reading.parts
 
 
+_DAMAGE = ("truncated", "invalid_json", "not_an_event", "missing_table")
+"""Oddities that can be why an input holds no events."""
+
+
 def _check_and_commit(
     reading: Reading,
     writers: Sequence[SegmentWriter],
@@ -163,11 +172,12 @@ def _check_and_commit(
         for info, planned in zip(reading.parts, item.parts, strict=True)
     ]
     if true_ranks != [part.rank for part in item.parts]:
-        result.true_ranks = true_ranks
+        result.plan_again = [PartInfo(rank=rank, rank_source="distributedInfo") for rank in true_ranks]
         return
     if not sum(info.num_events for info in reading.parts):
-        first = next((o.detail for info in reading.parts for o in info.oddities.values()), "it holds no events")
-        raise InputError(f"nothing could be read: {first}", path=path, next_step="export the trace again")
+        damage = (o for info in reading.parts for o in info.oddities.values() if o.kind in _DAMAGE)
+        reason = next((oddity.detail for oddity in damage), "it holds no events")
+        raise InputError(f"nothing could be read: {reason}", path=path, next_step="export the trace again")
     for info, planned in zip(reading.parts, item.parts, strict=True):
         other = overlapping(info, planned.rank, covered)
         if other is not None:

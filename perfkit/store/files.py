@@ -8,20 +8,24 @@ above this module knows which of the two happens.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from perfkit.errors import StoreError
 from perfkit.store import layout
+
+T = TypeVar("T")
 
 _NO_FOLDERS = {"s3", "gcs", "abfs"}  # there, creating a folder leaves an empty object behind
 _BLOCK = 8 << 20
@@ -107,19 +111,17 @@ class Files:
 
         They are flushed or uploaded side by side: a disk's journal takes several fsyncs in one go.
         """
-        with (
-            store_errors(f"{self.name}: cannot write {', '.join(finished)}"),
-            ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(finished) or 1)) as pool,
-        ):
+        more = f" and {len(finished) - 1} more files" if len(finished) > 1 else ""
+        with store_errors(f"{self.name}: cannot write {next(iter(finished), '')}{more}"):
             if not self.local:
-                list(pool.map(self._upload, finished.values(), finished))
+                _side_by_side(lambda relative: self._upload(finished[relative], relative), finished)
                 return
-            list(pool.map(_fsync, finished.values()))
+            _side_by_side(_fsync, finished.values())
             targets = {relative: Path(self.path(relative)) for relative in finished}
             for relative, target in targets.items():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 finished[relative].replace(target)
-            list(pool.map(_fsync_folder, {target.parent for target in targets.values()}))
+            _side_by_side(_fsync_folder, {target.parent for target in targets.values()})
 
     def _upload(self, finished: Path, relative: str) -> None:
         with finished.open("rb") as source:
@@ -156,6 +158,26 @@ class Files:
                     self.filesystem.delete_file(path)
             raise
 
+    @contextmanager
+    def locked(self, relative: str) -> Iterator[None]:
+        """Keep other processes on this file system out; the lock ends with the process, however that ends.
+
+        There is none where a file system cannot lock, nor in object stores: see docs/store.md.
+        """
+        if not self.local:
+            yield
+            return
+        path = Path(self.path(relative))
+        with store_errors(f"{self.name}: cannot write {relative}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
     def delete(self, relative: str) -> None:
         """Remove an object if it is there."""
         with store_errors(f"{self.name}: cannot delete {relative}"), suppress(FileNotFoundError):
@@ -172,6 +194,16 @@ class Files:
 def discard(folder: Path) -> None:
     """Remove a scratch folder; what cannot be removed is left to `gc`."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _side_by_side(function: Callable[[T], None], items: Iterable[T]) -> None:
+    """Call a function for each item, in threads if there are several."""
+    listed = list(items)
+    if len(listed) == 1:
+        function(listed[0])
+    elif listed:
+        with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(listed))) as pool:
+            list(pool.map(function, listed))
 
 
 def _fsync(path: Path) -> None:
@@ -191,6 +223,13 @@ def _fsync_folder(folder: Path) -> None:
 
 
 def _resolve(uri: str, filesystem: pafs.FileSystem | None) -> tuple[pafs.FileSystem, str]:
+    if not uri.strip() and filesystem is None:
+        raise StoreError("the name of the store is empty", next_step="name a folder or a URI with --store")
+    try:
+        uri.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(uri).decode("utf-8", "backslashreplace")
+        raise StoreError(f"{shown}: the name is not UTF-8", next_step="choose another --store") from None
     if filesystem is not None:
         return filesystem, uri.strip("/") if not isinstance(filesystem, pafs.LocalFileSystem) else uri.rstrip("/")
     if "://" not in uri:

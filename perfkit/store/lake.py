@@ -63,7 +63,7 @@ class Store:
         background: bool = False,
     ) -> SegmentWriter:
         """Open a segment for writing; `background` encodes in a thread of its own, beside the caller."""
-        self._create()
+        self.create()
         key = RunKey(cluster, run, attempt)
         return SegmentWriter(self._files, key, rank, segment, fingerprint, replace=replace, background=background)
 
@@ -75,7 +75,7 @@ class Store:
         Call it whenever the commits or the metadata of a run changed; the last call wins, and losing it
         costs nothing that `runs()` cannot derive. Keys that are columns of `runs` become its values.
         """
-        self._create()
+        self.create()
         key = RunKey(cluster, run, attempt)
         known = {**self._catalog.metadata(key), **(metadata or {})}
         summary = summarise(key, self.committed(cluster, run, attempt), known)
@@ -89,7 +89,7 @@ class Store:
     ) -> None:
         """Write the rows that one analysis found for one run, in place of what it found before."""
         schema = _schema(table, "derived")
-        self._create()
+        self.create()
         upkeep.publish_table(
             self._files, schema, rows, layout.derived_path(table, RunKey(cluster, run, attempt), analysis_id)
         )
@@ -97,7 +97,7 @@ class Store:
     def write_fleet(self, table: str, rows: pa.Table, *, date: str, part: str) -> None:
         """Write one part of one day of a fleet table, in place of the part of that name."""
         schema = _schema(table, "fleet")
-        self._create()
+        self.create()
         upkeep.publish_table(self._files, schema, rows, layout.fleet_path(table, date, part))
 
     # ---------------------------------------------------------------- reading
@@ -230,7 +230,8 @@ class Store:
             raise StoreError(f"{self.uri}: written by a newer perfkit (layout {version})", next_step="upgrade perfkit")
         return True
 
-    def _create(self) -> None:
+    def create(self) -> None:
+        """Make the store if there is none; whoever has much to write learns early that it cannot."""
         if not self.exists:
             document = {"about": "a perfkit store; see docs/store.md", "layout_version": layout.LAYOUT_VERSION}
             self._files.publish_bytes(json.dumps(document).encode(), layout.MARKER)

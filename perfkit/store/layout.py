@@ -5,6 +5,7 @@
     <table>/date=<yyyy-mm-dd>/<part>.parquet                                    fleet tables
     manifests/cluster=<c>/run=<id>/attempt=<k>/run.json                         what is known of the run
     manifests/cluster=<c>/run=<id>/attempt=<k>/commits/<rank>-<segment>.json    one per committed segment
+    manifests/cluster=<c>/run=<id>/attempt=<k>/lock                             local stores: held while committing
 
 Names come from users, so a path part is a slug: a name of harmless characters stays as it is, any other
 gets its harmless characters and a hash of the whole. Names that hive readers would turn into something
@@ -19,11 +20,14 @@ import re
 from typing import NamedTuple
 
 from perfkit.errors import UsageError
+from perfkit.schema import TABLES
 
 MARKER = "perfkit-store.json"
 SCRATCH = ".tmp"
 MANIFESTS = "manifests"
 LAYOUT_VERSION = 1
+TOP_LEVEL = frozenset((MARKER, SCRATCH, MANIFESTS, *TABLES))
+"""Everything that lies at the top of a store."""
 
 _HARMLESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _READ_AS_SOMETHING_ELSE = re.compile(r"0\d+|null|none|nan|__hive_default_partition__", re.IGNORECASE)
@@ -47,11 +51,17 @@ class RunKey(NamedTuple):
     run: str
     attempt: int = 0
 
+    def check(self) -> None:
+        """Raise `UsageError` if there can be no such run."""
+        if self.attempt < 0:
+            raise UsageError(f"attempt must not be negative, is {self.attempt}")
+        slug(self.cluster)
+        slug(self.run)
+
     @property
     def folder(self) -> str:
         """The hive part of a path."""
-        if self.attempt < 0:
-            raise UsageError(f"attempt must not be negative, is {self.attempt}")
+        self.check()
         return f"cluster={slug(self.cluster)}/run={slug(self.run)}/attempt={self.attempt:d}"
 
     def __str__(self) -> str:
@@ -79,6 +89,11 @@ def commits_folder(key: RunKey) -> str:
 def commit_path(key: RunKey, rank: int, segment: int) -> str:
     """Path of the commit of a segment."""
     return f"{commits_folder(key)}/{segment_key(rank, segment)}.json"
+
+
+def lock_path(key: RunKey) -> str:
+    """Path of what writers lock while they commit to a run."""
+    return f"{MANIFESTS}/{key.folder}/lock"
 
 
 def run_json_path(key: RunKey) -> str:

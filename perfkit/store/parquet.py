@@ -52,6 +52,9 @@ def open_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     )
 
 
+_COPY_AGAIN = "copy it again from where it was made"
+
+
 @dataclass(frozen=True, slots=True)
 class ParquetLimits:
     """How much a foreign Parquet file may unfold to."""
@@ -94,7 +97,9 @@ def iter_parquet(
                 _check_size(str(path), size, decoded, limits)
                 yield batch
         except (OSError, pa.ArrowException) as error:
-            raise CorruptInput(f"broken Parquet: {_first_line(error)}", path=str(path)) from error
+            raise CorruptInput(
+                f"broken Parquet: {_first_line(error)}", path=str(path), next_step=_COPY_AGAIN
+            ) from error
 
 
 def _open(path: str | Path, read_dictionary: list[str] | None = None) -> pq.ParquetFile:
@@ -107,7 +112,9 @@ def _open(path: str | Path, read_dictionary: list[str] | None = None) -> pq.Parq
             thrift_container_size_limit=4 << 20,
         )
     except (OSError, pa.ArrowException) as error:
-        raise CorruptInput(f"not a readable Parquet file: {_first_line(error)}", path=str(path)) from error
+        raise CorruptInput(
+            f"not a readable Parquet file: {_first_line(error)}", path=str(path), next_step=_COPY_AGAIN
+        ) from error
 
 
 def _check_footer(path: str, size: int, metadata: pq.FileMetaData, limits: ParquetLimits) -> None:
@@ -117,7 +124,7 @@ def _check_footer(path: str, size: int, metadata: pq.FileMetaData, limits: Parqu
         for column in range(row_group.num_columns):
             chunk = row_group.column(column)
             if chunk.num_values < 0 or row_group.num_rows < 0:
-                raise CorruptInput("negative counts in the Parquet footer", path=path)
+                raise CorruptInput("negative counts in the Parquet footer", path=path, next_step=_COPY_AGAIN)
             values += max(chunk.num_values, row_group.num_rows) * _WIDTHS.get(chunk.physical_type, 4)
     if metadata.num_rows > limits.max_rows:
         raise UnsafeInput(

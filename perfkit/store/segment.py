@@ -42,6 +42,10 @@ SEGMENT_TABLES = tuple(name for name, schema in TABLES.items() if schema.kind ==
 """What a segment can hold."""
 
 
+class SegmentTaken(StoreError):
+    """Another source was committed under this rank and segment."""
+
+
 class SegmentWriter:
     """Writer of one segment; made by `Store.writer`. Use it as a context manager and call `commit`."""
 
@@ -75,7 +79,7 @@ class SegmentWriter:
         schema = TABLES[table]
         rows = conform(schema, self._label(schema, rows))
         if table not in self._parts:
-            self._parts[table] = _Part(schema, self._scratch / f"{table}.parquet", self.fingerprint)
+            self._parts[table] = _Part(self._files.name, schema, self._scratch / f"{table}.parquet", self.fingerprint)
         part = self._parts[table]
         if self._thread:
             self._thread.submit(part, rows)
@@ -147,11 +151,15 @@ class SegmentWriter:
             self._thread.finish()
         for part in self._parts.values():
             part.close()
+        with self._files.locked(layout.lock_path(self.key)):  # two writers of one segment must not mix their files
+            return self._publish_and_commit(described)
+
+    def _publish_and_commit(self, described: dict[str, Any]) -> Commit:
         previous = load_commit(self._files, self.key, self.rank, self.segment)
         if previous and self._says_the_same(previous):
             return previous
         if previous and not self._replace and previous.fingerprint != self.fingerprint:
-            raise StoreError(
+            raise SegmentTaken(
                 f"{self._name} holds {previous.source_path or 'another source'} already",
                 next_step="use another run name, or another segment number",
             )
@@ -198,6 +206,8 @@ class SegmentWriter:
 class _Part:
     """One table of the segment: collects chunks until they fill a row group."""
 
+    store: str
+    """As the user wrote it."""
     schema: TableSchema
     path: Path
     fingerprint: str
@@ -219,7 +229,7 @@ class _Part:
         if rows.column(0).num_chunks > 1:  # chunks bring dictionaries of their own; a row group has one
             rows = rows.unify_dictionaries().combine_chunks()
         self._pending, self._pending_rows = [], 0
-        with store_errors(f"{self.path}: cannot write"):
+        with store_errors(f"{self.store}: cannot write {self.schema.name}"):
             if self._writer is None:
                 metadata = {**self.schema.arrow.metadata, FINGERPRINT_KEY: self.fingerprint.encode()}
                 self._writer = open_writer(self.path, self.schema.arrow.with_metadata(metadata))
@@ -230,7 +240,7 @@ class _Part:
     def close(self) -> None:
         self._flush()
         if self._writer:
-            with store_errors(f"{self.path}: cannot write"):
+            with store_errors(f"{self.store}: cannot write {self.schema.name}"):
                 self._writer.close()
             self._writer = None
 

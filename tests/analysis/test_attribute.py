@@ -7,7 +7,7 @@ import plain
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_rows import Row, call, copy, event, events, kernel, nccl, op, span, step
+from trace_rows import Row, call, copy, event, events, frame, kernel, nccl, op, span, step
 
 from perfkit.analysis.analyze import analyze_tables
 from perfkit.schema import ATTRIBUTION
@@ -71,6 +71,24 @@ def test_a_kernel_launched_before_a_window_is_clipped_to_it() -> None:
     ]
 
 
+def test_spill_is_only_what_runs_in_a_later_window() -> None:
+    rows = [step(1, 0, 10), step(2, 10, 20), call(1, 2, 1), call(3, 4, 2), call(11, 12, 3)]
+    found = analyze_tables({"events": events(*rows, kernel(20, 30, 1), kernel(35, 90, 2), kernel(40, 50, 3))})
+    assert [(r["step"], r["spill_ns"]) for r in found.tables["attribution"].to_pylist()] == [(1, 10), (2, 0)]
+    assert found.summary["quality"]["after_last_ns"] == 40
+
+
+def test_a_window_without_length_is_not_chosen_with_its_neighbour() -> None:
+    rows = [step(n, 10 * n, 10 * n + 10) for n in range(3)] + [call(10 * n + 1, 10 * n + 2, n + 1) for n in range(3)]
+    rows += [kernel(40, 45, 1), kernel(30, 35, 2), kernel(50, 55, 3)]
+    table = events(*rows)
+    everything = analyze_tables({"events": table}).tables["steps"]
+    assert [(r["step"], r["start_ns"], r["window_ns"]) for r in everything.to_pylist()] == [
+        (0, 40, 0), (1, 40, 10), (2, 50, 5)]  # fmt: skip
+    chosen = analyze_tables({"events": table}, first_step=1, last_step=2).tables["steps"]
+    assert chosen["step"].to_pylist() == [1]
+
+
 def test_devices_are_attributed_apart_and_an_unrecorded_one_is_the_only_one() -> None:
     got = rows_of(kernel(0, 10), kernel(20, 30, device=1))
     assert [(r["device"], r["compute_ns"], r["idle_ns"]) for r in got] == [(0, 10, 20), (1, 10, 20)]
@@ -91,6 +109,13 @@ def test_a_rank_without_a_device_computes_in_its_ops() -> None:
     assert row["device"] is None
     assert {name: row[name] for name in PARTS} == dict(zip(PARTS, (36, 22, 0, 12), strict=True))
     assert (row["comm_ns"], row["overlap_ns"]) == (28, 6)
+
+
+def test_a_wait_holds_up_its_own_thread_only() -> None:
+    #  main    |c10d::barrier............|
+    #  other        |op....|
+    (row,) = rows_of(op(0, 50, "c10d::barrier"), op(10, 30, tid=2), op(50, 60))
+    assert (row["compute_ns"], row["idle_ns"]) == (30, 30)
 
 
 def test_ranks_and_segments_are_apart() -> None:
@@ -115,7 +140,7 @@ intervals = st.lists(
 MAKE = {"compute": kernel, "comm": nccl, "memcpy": copy}
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(intervals)
 def test_the_partition_of_any_events_equals_the_plain_one(found) -> None:
     rows = [MAKE[kind](start, start + dur) for start, dur, kind in found]
@@ -124,7 +149,7 @@ def test_the_partition_of_any_events_equals_the_plain_one(found) -> None:
     assert {name: row[name] for name in expected} == expected
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(intervals, st.lists(st.integers(0, 90), min_size=1, max_size=4, unique=True), st.data())
 def test_the_parts_sum_to_every_window_for_any_events_and_steps(found, edges, data) -> None:
     edges = [*sorted(edges), 95]
@@ -144,3 +169,37 @@ def test_the_parts_sum_to_every_window_for_any_events_and_steps(found, edges, da
     assert sum(r["idle_ns"] for r in result.tables["idle"].to_pylist()) == sum(r["idle_ns"] for r in kept)
     shown = [r for r in result.tables["io"].to_pylist() if r["kind"] not in ("data", "checkpoint")]
     assert sum(r["exposed_ns"] for r in shown) == sum(r["exposed_memcpy_ns"] for r in kept)
+
+
+def draw_events(draw: st.DrawFn) -> list[Row]:
+    """Anything that a damaged or merged trace may hold: untidy steps, lost launches, ids that repeat."""
+    time, short, id_, tid = st.integers(0, 90), st.integers(0, 40), st.integers(0, 5), st.integers(1, 2)
+    device = st.sampled_from([0, 0, 1, None])
+    makers = {
+        "step": lambda a, d: step(draw(id_), a, a + d, draw(tid)),
+        "kernel": lambda a, d: kernel(a, a + d, draw(id_), draw(st.sampled_from(["gemm", "zorp"])), draw(device)),
+        "nccl": lambda a, d: nccl(a, a + d, draw(id_), draw(device)),
+        "copy": lambda a, d: copy(a, a + d, draw(id_), size=draw(st.sampled_from([None, 5]))),
+        "call": lambda a, d: call(
+            a, a + d, draw(id_), draw(st.sampled_from(["cudaLaunchKernel", "cudaMalloc", "cudaDeviceSynchronize"])),
+            draw(tid)),
+        "op": lambda a, d: op(
+            a, a + d, draw(st.sampled_from(["aten::mm", "c10d::allreduce_", "gloo:all_reduce"])), draw(tid)),
+        "frame": lambda a, d: frame(a, a + d, draw(st.sampled_from(["train.py(3): f", "torch/optim/sgd.py(1): step"]))),
+    }  # fmt: skip
+    device_kinds = {"kernel", "nccl", "copy"} if draw(st.booleans()) else set()
+    kinds = [kind for kind in makers if kind in device_kinds or kind not in ("kernel", "nccl", "copy")]
+    rows = [makers[kind](draw(time), draw(short)) for kind in draw(st.lists(st.sampled_from(kinds), max_size=14))]
+    return [*rows, kernel(5, 6) if device_kinds else op(5, 6)]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data(), st.sampled_from(["step", "trace"]))
+def test_all_sums_hold_whatever_a_trace_holds(data, window: str) -> None:
+    found = analyze_tables({"events": events(*draw_events(data.draw))}, window=window)
+    for row in found.tables["attribution"].to_pylist():
+        assert sum(row[name] for name in PARTS) == row["window_ns"]
+        assert min(row[name] for name in PARTS) >= 0
+    idle, totals = found.summary["idle"], found.summary["totals"]
+    assert sum(idle[f"{c}_ns"] for c in ("host_late", "launch", "dependency", "unattributed")) == totals["idle_ns"]
+    assert sum(c["ns"] for c in idle["culprit_kinds"]) == idle["host_late_ns"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from perfkit.analysis.intervals import (
     innermost,
     intersect,
     join,
+    nest,
     sweep,
     union,
 )
@@ -153,3 +155,29 @@ def test_an_interval_that_outlives_its_parent_is_cut_there() -> None:
     pieces, parents = innermost(np.array([0, 5]), np.array([10, 13]), np.array([1, 1]))
     assert list(zip(*(x.tolist() for x in pieces), strict=True)) == [(0, 5, 0), (5, 10, 1)]
     assert parents.tolist() == [-1, 0]
+
+
+def cut_with_a_stack(pairs: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Return end and parent of intervals in order of start."""
+    ends: list[int] = []
+    parents: list[int] = []
+    stack: list[int] = []
+    for i, (start, end) in enumerate(pairs):
+        while stack and ends[stack[-1]] <= start:
+            stack.pop()
+        parents.append(stack[-1] if stack else -1)
+        ends.append(min(end, ends[stack[-1]]) if stack else end)
+        stack.append(i)
+    return ends, parents
+
+
+@pytest.mark.parametrize("length", [15, 95, 10_000])
+def test_a_long_chain_of_overlaps_is_cut_as_a_stack_would(length: int) -> None:
+    #  |--------|
+    #    |--------|
+    #      |--------|  ...
+    pairs = [(10 * i, 10 * i + length) for i in range(3_000)]
+    start, end = (np.array([p[i] for p in pairs], np.int64) for i in range(2))
+    order, ends, parents = nest(start, end, np.zeros(len(pairs), np.int64))
+    assert order.tolist() == list(range(len(pairs)))
+    assert (ends.tolist(), parents.tolist()) == cut_with_a_stack(pairs)

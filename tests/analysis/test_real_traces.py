@@ -7,12 +7,14 @@ from pathlib import Path
 import plain
 import pytest
 
-from perfkit.analysis.analyze import Analysis, analyze
+from perfkit.analysis.analyze import analyze
 from perfkit.errors import PerfkitError
+from perfkit.report.report import Report
 
 HTA = "facebookresearch__HolisticTraceAnalysis/tests/data"
 KINETO = "pytorch__kineto/tb_plugin/samples"
 SMALL_BYTES = 200_000
+CAUSES = ("host_late", "launch", "dependency", "unattributed")
 PARTS = ("window_ns", "compute_ns", "exposed_comm_ns", "exposed_memcpy_ns", "idle_ns")
 
 
@@ -47,7 +49,31 @@ def test_every_gpu_trace_equals_the_plain_recomputation_to_the_ns(traces: Path) 
     assert not {name: d for name, d in differences.items() if d}
 
 
-def analyze_or_explain(path: Path, window: str) -> Analysis | None:
+WITH_STEPS = [
+    *(f"{HTA}/{name}" for name in ("nccl_parser_config", "ns_resolution_trace", "negative_queue_length_values_check")),
+    f"{HTA}/trace_diff/control", f"{KINETO}/resnet50_num_workers_0", f"{KINETO}/resnet50_num_workers_4",
+    "pytorch__torchrec/examples/golden_training/trace/sst_long_a2a_optimizer_3",
+    "KellerJordan__modded-nanogpt/records/track_1_short/2025-10-31_AdamSyncGradientHook",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "folder", [pytest.param(f, marks=[] if "nccl_parser" in f else pytest.mark.slow) for f in WITH_STEPS]
+)
+def test_steps_and_idle_causes_equal_the_plain_recomputation_to_the_ns(traces: Path, folder: str) -> None:
+    files = kineto_files(traces / folder)
+    assert files
+    for path in files:
+        expected, causes = plain.steps_and_causes(path)
+        found = analyze(path)
+        assert found.summary["quality"]["steps_source"] == "ProfilerStep"
+        rows = [{name: row[name] for name in expected[0]} for row in found.tables["steps"].to_pylist()]
+        assert rows == expected
+        idle = found.summary["idle"]
+        assert {c: idle[f"{c}_ns"] for c in CAUSES if idle[f"{c}_ns"]} == causes
+
+
+def analyze_or_explain(path: Path, window: str) -> Report | None:
     """Return the analysis; None if the error says what is missing."""
     try:
         return analyze(path, window=window)
@@ -57,12 +83,12 @@ def analyze_or_explain(path: Path, window: str) -> Analysis | None:
         return None
 
 
-def check_sums(found: Analysis, path: Path) -> None:
+def check_sums(found: Report, path: Path) -> None:
     summary = found.summary
     for row in [summary["totals"], *summary["ranks"], *summary["steps"]]:
         assert row["window_ns"] == sum(row[name] for name in PARTS[1:]), path
         assert min(row[name] for name in PARTS) >= 0, path
-    causes = sum(summary["idle"][f"{c}_ns"] for c in ("host_late", "launch", "dependency", "unattributed"))
+    causes = sum(summary["idle"][f"{c}_ns"] for c in CAUSES)
     assert causes == summary["totals"]["idle_ns"], path
     assert sum(c["ns"] for c in summary["idle"]["culprit_kinds"]) == summary["idle"]["host_late_ns"], path
 
@@ -98,11 +124,11 @@ def test_one_bad_file_does_not_hide_the_others(traces: Path) -> None:
     assert [r["path"].rsplit("/", 1)[-1] for r in summary["quality"]["rejected"]] == ["same_priority_streams.json.gz"]
 
 
-def share(analysis: Analysis, ns: int) -> float:
+def share(analysis: Report, ns: int) -> float:
     return ns / analysis.summary["totals"]["window_ns"]
 
 
-def kinds(analysis: Analysis) -> dict[str, int]:
+def kinds(analysis: Report) -> dict[str, int]:
     return {c["kind"]: c["ns"] for c in analysis.summary["idle"]["culprit_kinds"]}
 
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from trace_rows import Row, call, copy, event, events, kernel, nccl, op, span, step
 
 from perfkit.analysis.timeline import read_timelines
 from perfkit.analysis.windows import Windows, find_steps, find_windows
+from perfkit.errors import UsageError
 from perfkit.schema import STEPS, table_from_rows
 
 
@@ -128,10 +130,38 @@ def test_of_two_ranges_with_one_number_the_longer_counts() -> None:
     assert as_list(found) == [(1, 60, 100)]
 
 
+def test_ranges_of_one_number_that_do_not_overlap_are_different_steps() -> None:
+    #  two profiles in one file, both counted from 1
+    rows = [step(1, 0, 40), step(1, 100, 150), call(5, 6, 1), kernel(10, 30, 1), call(110, 111, 2), kernel(120, 140, 2)]
+    assert as_list(windows(*rows)) == [(1, 10, 120), (1, 120, 150)]
+
+
+def test_where_ranges_overlap_or_nest_a_launch_belongs_to_the_one_that_started_last() -> None:
+    (timeline,) = read_timelines(events(step(1, 0, 100), step(2, 20, 40), step(3, 80, 120), kernel(0, 1)))
+    steps = find_steps(timeline)
+    assert steps is not None
+    times = np.array([-1, 0, 19, 20, 39, 40, 79, 80, 119, 120])
+    found = [None if at < 0 else int(steps.number[at]) for at in steps.at(times)]
+    assert found == [None, 1, 1, 2, 2, 1, 1, 3, 3, None]
+
+
+def test_of_several_kinds_of_user_ranges_the_one_that_fills_most_time_counts() -> None:
+    rows: list[Row] = []
+    for n in (7, 8):
+        rows += [span(100 * n, 100 * n + 90, f"iteration {n}"), call(100 * n + 2, 100 * n + 3, n)]
+        rows += [kernel(100 * n + 5, 100 * n + 50, n), span(100 * n + 80, 100 * n + 85, "optimizer_step")]
+        rows += [span(100 * n + 20 * i, 100 * n + 20 * i + 10, f"step {i}") for i in range(4)]
+    assert as_list(windows(*rows)) == [(7, 705, 805), (8, 805, 890)]
+
+
 def test_a_rank_without_a_device_has_its_windows_on_the_host() -> None:
     rows = [step(1, 0, 10), step(2, 10, 20), op(2, 6), op(12, 25, tid=2)]
     assert as_list(windows(*rows, device=None)) == [(1, 0, 10), (2, 10, 25)]
     assert as_list(windows(*rows, device=None, mode="trace")) == [(-1, 0, 25)]
+
+
+def test_a_last_step_without_length_on_a_rank_without_a_device_is_a_window_without_length() -> None:
+    assert as_list(windows(step(1, 0, 10), step(2, 12, 12), op(2, 6), device=None)) == [(1, 0, 12), (2, 12, 12)]
 
 
 def test_selected_steps_keep_their_windows() -> None:
@@ -139,6 +169,21 @@ def test_selected_steps_keep_their_windows() -> None:
     found = windows(*rows, *(kernel(10 * n + 3, 10 * n + 8, n + 1) for n in range(4)))
     assert as_list(found.select(1, 3)) == [(1, 13, 23), (2, 23, 33)]
     assert as_list(found.select(9, None)) == []
+    assert found.select(None, None) is found
+
+
+def test_a_window_without_a_number_is_none_of_the_selected_steps() -> None:
+    assert as_list(windows(kernel(0, 10)).select(0, None)) == []
+
+
+def test_steps_that_do_not_count_up_cannot_be_selected_across_others() -> None:
+    rows = [
+        row for i, n in enumerate((5, 0, 6)) for row in (step(n, 10 * i, 10 * i + 10), call(10 * i, 10 * i + 1, n + 1))
+    ]
+    found = windows(*rows, *(kernel(10 * i + 3, 10 * i + 8, n + 1) for i, n in enumerate((5, 0, 6))))
+    assert as_list(found.select(0, 1)) == [(0, 13, 23)]
+    with pytest.raises(UsageError, match="in the order 5, 0, 6"):
+        found.select(5, 7)
 
 
 def test_steps_on_the_device_track_are_not_step_ranges() -> None:

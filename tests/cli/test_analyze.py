@@ -3,13 +3,14 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from perfkit.cli import analyze as command
-from perfkit.errors import PerfkitError, UsageError
+from perfkit.errors import GateTripped, PerfkitError, UsageError
 
 US = 1000
 
@@ -75,22 +76,42 @@ def test_json_is_one_document_with_the_promised_keys(trace: Path, capsys: pytest
 def test_text_says_where_the_time_went_and_who_held_the_host_up(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(trace) == 0
+    assert run(trace, "--details") == 0
     out = capsys.readouterr().out
-    assert "1 of 2 ranks, steps 0 to 1 (from ProfilerStep)" in out
-    assert "compute                           0.120 ms   72.7 %" in out
-    assert "data_loader                       0.030 ms   18.2 %  enumerate(DataLoader)#x.__next__" in out
+    assert out.startswith("MFU unknown\n")
+    assert "1 of 2 ranks · steps 0 to 1 (from ProfilerStep)" in out
+    assert re.search(r"^  data loader +30\.0 µs +18\.2 % +enumerate\(DataLoader\)#x\.__next__$", out, re.M)
 
 
 def test_text_lists_ranks_and_rejected_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in (0, 1):
         trace_file(tmp_path / f"{rank}.json", rank)
     (tmp_path / "broken.json").write_text('{"traceEvents": [x')
-    assert run(tmp_path) == 0
+    assert run(tmp_path, "--details") == 0
     out = capsys.readouterr().out
     assert "2 of 2 ranks" in out
     assert "broken.json" in out
-    assert "   1        0.165    72.7 %" in out
+    assert re.search(r"^ +1 +165 µs +72\.7 %", out, re.M)
+
+
+def test_html_is_one_file_and_needs_a_place(trace: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="needs a file"):
+        run(trace, "--format", "html")
+    assert run(trace, "--format", "html", "-o", tmp_path / "report.html") == 0
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_gate_fails_after_the_report_was_printed(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(trace, "--fail-on", "idle>90%") == 0
+    capsys.readouterr()
+    with pytest.raises(GateTripped, match=r"idle is 0\.27"):
+        run(trace, "--format", "json", "--fail-on", "idle>20%")
+    assert json.loads(capsys.readouterr().out)["schema_version"] == 1
+    with pytest.raises(PerfkitError, match="mfu is unknown") as caught:
+        run(trace, "--fail-on", "mfu<0.5")
+    assert caught.value.exit_code == 2
+    with pytest.raises(UsageError, match="nothing is called 'mfuu'"):
+        run("nowhere.json", "--fail-on", "mfuu<0.5")  # said before anything is read
 
 
 def test_the_trace_window_ignores_steps(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +151,7 @@ def test_control_characters_in_names_do_not_reach_the_terminal(
 ) -> None:
     path = trace_file(tmp_path / "trace.json")
     path.write_text(path.read_text().replace("enumerate(DataLoader)#x.__next__", "\\u001b[31mred\\u0007"))
-    run(path)
+    run(path, "--details")
     out = capsys.readouterr().out
     assert "red" in out
     assert "\x1b" not in out

@@ -23,7 +23,7 @@ def run(*argv: str) -> int:
 def test_the_copy_gets_a_name_of_its_own_and_the_summary_says_what_was_hashed(tmp_path, capsys):
     (tmp_path / "rank0.json").write_text(TRACE)
     assert run(str(tmp_path / "rank0.json"), "--redact") == 0
-    copy = gzip.decompress((tmp_path / "rank0.redacted.json.gz").read_bytes()).decode()
+    copy = gzip.decompress((tmp_path / "redacted-rank0.json.gz").read_bytes()).decode()
     assert "secret_step" not in copy
     assert '"ts": 1.001' in copy
     out = capsys.readouterr().out
@@ -49,12 +49,15 @@ def test_without_redact_it_names_what_comes_later_and_the_command_to_run():
 @pytest.mark.parametrize(
     ("trace", "copy"),
     [
-        ("a/t.json", "a/t.redacted.json.gz"),
-        ("t.pt.trace.json.gz", "t.pt.trace.redacted.json.gz"),
-        ("t.json.zst", "t.redacted.json.gz"),
-        ("trace", "trace.redacted.json.gz"),
-        (".json", ".json.redacted.json.gz"),
+        ("a/node-17.corp_4242.pt.trace.json", "a/redacted.json.gz"),
+        ("alice_rank-03.json.gz", "redacted-rank3.json.gz"),
+        ("trace", "redacted.json.gz"),
     ],
 )
-def test_the_default_name_drops_the_old_endings(trace, copy):
+def test_of_the_name_of_the_trace_only_the_rank_is_taken_over(trace, copy):
     assert export.default_output(trace) == copy
+
+
+def test_a_second_copy_does_not_replace_the_first(tmp_path):
+    (tmp_path / "redacted.json.gz").touch()
+    assert export.default_output(str(tmp_path / "host.json")) == str(tmp_path / "redacted.2.json.gz")

@@ -24,6 +24,7 @@ from perfkit.errors import CorruptInput, InputError, UnsafeInput, UnsupportedInp
 from perfkit.sources import detect
 from perfkit.sources.base import Input
 from perfkit.sources.detect import Found, find_inputs
+from perfkit.sources.ingest import ingest
 from perfkit.sources.inputs import Limits
 
 TRACE = b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "name": "aten::add", "ts": 1, "dur": 2}]}'
@@ -596,6 +597,25 @@ class TestWhatCannotBeUsed:
         assert all(isinstance(error, InputError) and error.next_step for error in found.rejected)
 
 
+class TestStores:
+    def test_what_perfkit_wrote_is_not_looked_at(self, folder):
+        trace = {"a.json": TRACE, "deep/a.json": TRACE + b" "}
+        write_all(folder, trace)
+        for where in (folder, folder / "lake"):
+            assert not ingest(folder, store=where, run="r").rejected
+        found = find(folder)
+        assert [Path(item.path).name for item in found.inputs] == ["a.json", "a.json"]
+        assert [item.path for item in found.ignored] == [
+            str(folder / "lake/perfkit-store.json"),
+            str(folder / "perfkit-store.json"),
+        ]
+
+    def test_a_store_given_as_a_dump_says_what_it_is(self, folder):
+        write_all(folder, {"a.json": TRACE})
+        ingest(folder / "a.json", store=folder / "runs", run="r")
+        assert "a perfkit store" in only_line(find(folder, "runs"))
+
+
 class TestLinks:
     def test_a_link_inside_the_folder_is_the_same_file_once(self, folder):
         (folder / "a.json").write_bytes(TRACE)
@@ -604,6 +624,7 @@ class TestLinks:
         found = find(folder)
         assert len(found.inputs) == 1
         assert not found.rejected
+        assert [Path(item.path).name for item in found.ignored] == ["loop", "z.json"]  # and it is not walked twice
 
     def test_a_link_out_of_the_folder_is_refused(self, folder, tmp_path):
         (tmp_path / "secret.json").write_bytes(TRACE)

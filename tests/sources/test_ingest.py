@@ -22,8 +22,12 @@ import pyarrow as pa
 import pytest
 
 import perfkit
+from perfkit.errors import PerfkitError, StoreError
 from perfkit.schema import TABLES
+from perfkit.sources import ingest as ingest_module
+from perfkit.sources import work as work_module
 from perfkit.sources.ingest import IngestReport, default_run
+from perfkit.sources.unpacking import PREFIX, unpacking_folder
 from perfkit.store import Store
 from tests.conftest import ROOT
 from tests.sources.trace_files import document, kernel, op, write
@@ -221,16 +225,105 @@ def test_a_killed_ingest_goes_on_where_it_stopped(tmp_path):
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < deadline:
-        if len(list((tmp_path / "store").glob("runs/**/commits/*.json"))) >= 3:
+        if len(list((tmp_path / "store").glob("manifests/**/commits/*.json"))) >= 3:
             break
     process.send_signal(signal.SIGKILL)
     process.wait()
+    assert 3 <= len(list((tmp_path / "store").glob("manifests/**/commits/*.json"))) < 12
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     report = json.loads(done.stdout)
     statuses = [file["status"] for file in report["files"]]
     assert len(statuses) == 12
     assert statuses.count("unchanged") >= 3
     assert len(events(tmp_path / "store")) == 12 * 4001
+
+
+def test_a_place_that_another_ingest_took_meanwhile_is_given_up_for_the_next(tmp_path, monkeypatch):
+    ours = write(tmp_path / "ours.json", trace(None))
+    theirs = write(tmp_path / "theirs.json", trace(None, start=10**6))
+    real = work_module.ingest_group
+
+    def slower_than_the_other(work: work_module.GroupWork) -> Any:
+        monkeypatch.setattr(ingest_module, "ingest_group", real)
+        ingest(theirs, store=tmp_path / "store")
+        return real(work)
+
+    monkeypatch.setattr(ingest_module, "ingest_group", slower_than_the_other)
+    report = ingest(ours, store=tmp_path / "store")
+    assert (report.ranks, reasons(report)) == ([1], "")
+    assert sorted(set(events(tmp_path / "store")["rank"].to_pylist())) == [0, 1]
+
+
+@pytest.mark.slow
+def test_two_ingests_into_one_run_at_once_lose_nothing(tmp_path):
+    for name in "ab":
+        for number in range(4):
+            write(tmp_path / name / f"{number}.json", trace(None, start=ord(name) * 10**6, count=500 + number))
+    for round in range(6):
+        store = tmp_path / f"store{round}"
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-m", "perfkit", "ingest", str(tmp_path / name), "--store", str(store), "--run", "r"],
+                cwd=ROOT,
+                stdout=subprocess.DEVNULL,
+            )
+            for name in "ab"
+        ]
+        assert [process.wait() for process in started] == [0, 0]
+        assert len(events(store)) == 2 * sum(501 + number for number in range(4))
+
+
+def test_a_store_that_cannot_be_written_is_one_error(tmp_path):
+    (tmp_path / "file").touch()
+    paths = [write(tmp_path / f"rank{rank}.json", trace(rank)) for rank in range(3)]
+    with pytest.raises(StoreError, match="Not a directory; choose a --store that is a folder"):
+        ingest(*paths, store=tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"workers": 0}, "workers must be at least 1, is 0"),
+        ({"attempt": -1}, "attempt must not be negative, is -1"),
+        ({"cluster": ""}, "must not be empty"),
+        ({"store": ""}, "the name of the store is empty"),
+        ({"store": "runs\udcff"}, "the name is not UTF-8"),
+    ],
+)
+def test_nonsense_is_refused_before_anything_is_read(tmp_path, monkeypatch, options, says):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path / "t.json", trace())
+    with pytest.raises(PerfkitError, match=says):
+        perfkit.ingest(path, **{"store": "s", **options})
+    assert sorted(child.name for child in tmp_path.iterdir()) == ["t.json"]
+
+
+def test_file_names_that_are_not_utf8_are_shown_escaped(tmp_path):
+    folder = Path(os.fsdecode(bytes(tmp_path / "in") + b"\xff"))
+    write(folder / "rank0.json", trace(0))
+    write(folder / os.fsdecode(b"rank1\xfe.json"), json.dumps(trace(1))[:-30])
+    report = perfkit.ingest(folder, store=tmp_path / "store")
+    assert (report.run, reasons(report)) == ("in\\xff", "")
+    quality = Store(tmp_path / "store").read("quality", run="in\\xff")
+    assert {Path(path).name for path in quality["path"].to_pylist()} == {"rank1\\xfe.json"}
+
+
+def test_what_dead_processes_unpacked_is_deleted_and_what_living_ones_need_is_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    dead, young, foreign = (tmp_path / f"{PREFIX}{name}" for name in ("dead", "young", "foreign"))
+    for folder in (dead, young, foreign):
+        folder.mkdir()
+    for folder in (dead, young):
+        (folder / "lock").touch()
+    for folder in (dead, foreign):
+        os.utime(folder, (0, 0))
+    with unpacking_folder() as living:
+        os.utime(living, (0, 0))
+        with unpacking_folder() as other:
+            assert living.is_dir()
+            assert sorted(tmp_path.iterdir()) == sorted([living, other, young, foreign])
+    assert sorted(tmp_path.iterdir()) == sorted([young, foreign])
 
 
 def test_a_full_disk_is_reported_and_costs_nothing_else(tmp_path):

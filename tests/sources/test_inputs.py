@@ -264,8 +264,14 @@ def make_zip(file: Path, members: dict[str, bytes], method: int = zipfile.ZIP_DE
     return file
 
 
-def in_archive(file: Path, member: str, compression: str = "none") -> Input:
-    return Input(f"{file}!{member}", "kineto", file, file.stat().st_size, "f" * 32, compression, member)
+def in_archive(file: Path, name: str, compression: str = "none") -> Input:
+    """An input as `find_inputs` makes it: the archive is listed up to the member, and never again."""
+    if file.suffix == ".zip":
+        member = next(m for m in archives.zip_members(file, path=str(file)) if m.name == name)
+    else:
+        with SliceStream(file, path=str(file)) as stream:
+            member = next(m for m in archives.tar_members(stream) if m.name == name)
+    return Input(f"{file}!{name}", "kineto", file, file.stat().st_size, "f" * 32, compression, member)
 
 
 class TestZip:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perfkit.errors import CorruptInput, InputError, UnsupportedInput
+from perfkit.errors import CorruptInput, InputError, UnsafeInput, UnsupportedInput
 from perfkit.sources import json_stream, kineto
 from perfkit.sources.base import Input, PartInfo, ReadOptions
 from tests.sources.trace_files import document, kernel, op, write
@@ -214,6 +214,36 @@ def test_a_truncated_file_keeps_everything_before_the_cut(tmp_path, cut):
     assert counts(info) == {"truncated": 1}
 
 
+@pytest.mark.parametrize("as_list", [True, False])
+@pytest.mark.parametrize(
+    ("rest", "says"),
+    [("\n{}", "a second document follows"), (" junk", "something else follows"), ("]", "something else")],
+)
+def test_what_follows_the_end_of_the_trace_is_said(tmp_path, as_list, rest, says):
+    events = [op(ts=2e15), op(ts=2e15 + 5)]
+    text = json.dumps(events if as_list else document(*events, rank=0))
+    assert counts(read(write(tmp_path / "t.json", text + " \n"))[1]) == {}
+    tables, info = read(write(tmp_path / "t.json", text + rest))
+    assert len(tables["events"]) == 2
+    assert counts(info) == {"trailing_data": 1}
+    assert info.oddities["trailing_data"].detail.startswith(says)
+
+
+def test_garbage_after_the_gzip_data_loses_no_event_and_is_said(tmp_path):
+    path = write(tmp_path / "t.json.gz", document(op(ts=2e15), rank=0))
+    path.write_bytes(path.read_bytes() + b"garbage")
+    tables, info = read(path)
+    assert len(tables["events"]) == 1
+    assert counts(info) == {"trailing_data": 1}
+
+
+def test_the_base_time_counts_although_something_follows_the_trace(tmp_path):
+    text = json.dumps({"traceEvents": [op(ts=1.5)], "baseTimeNanoseconds": 1719853884000000000})
+    tables, info = read(write(tmp_path / "t.json.gz", text + " " * 70_000 + "{}"))
+    assert tables["events"][0]["start_ns"] == 1719853884000001500
+    assert counts(info) == {"trailing_data": 1}
+
+
 def test_a_broken_event_ends_the_file_and_is_located(tmp_path):
     good, broken = json.dumps(document(op(ts=2e15), rank=0))[:-2] + ", ", '{"ph": "X" "ts": 1}, '
     tables, info = read(write(tmp_path / "t.json", good + broken + json.dumps(op()) + "]}"))
@@ -247,7 +277,9 @@ def test_a_repeated_top_level_key_is_noted(tmp_path):
         ('{"a" 1}', CorruptInput, "expected ':' at byte 5"),
         ('{"a": 1', CorruptInput, "before its first event"),
         ('{"nodes": [], "schema": "1"}', UnsupportedInput, "without traceEvents (it has nodes, schema)"),
-        ('{"a": ' + "[" * 5000, CorruptInput, "before its first event"),
+        ('{"a": ' + "[" * 200_000, UnsafeInput, "is nested too deeply before its first event"),
+        ('{"traceEvents": null}', UnsupportedInput, "traceEvents is null, not a list"),
+        ('{"traceEvents": {"a": 1}}', UnsupportedInput, "traceEvents is an object, not a list"),
         ('{"a": ' + "9" * 5000 + "}", UnsupportedInput, "without traceEvents"),
     ],
 )

@@ -19,12 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfkit.cli.main import main
-from perfkit.errors import CorruptInput, InputError, UnsafeInput, UnsupportedInput
+from perfkit.errors import CorruptInput, InputError, StoreError, UnsafeInput, UnsupportedInput
 from perfkit.schema import TABLES
-from perfkit.sources import nsys, nsys_parquet, nsys_plan, nsys_project
+from perfkit.sources import nsys
 from perfkit.sources.base import Input, PartInfo, ReadOptions
 from perfkit.sources.ingest import ingest
+from perfkit.sources.nsys import parquet as nsys_parquet
+from perfkit.sources.nsys import project as nsys_project
 from perfkit.store import Store
+from perfkit.store.segment import SegmentWriter
 
 REAL = {
     "3.25": "GindaChen__nsys-ai/tests/fixtures/mfu_2gpu_before.sqlite",
@@ -644,10 +647,26 @@ def test_each_process_with_device_work_is_a_part_and_correlations_do_not_mix(tmp
     ] * 2  # fmt: skip
 
 
-def test_a_process_that_only_has_ranges_is_no_rank_unless_none_has_device_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(nsys_plan.QUALITY_KINDS, "not_read", "rows that perfkit does not take over")
+def test_an_ingest_that_stopped_between_two_ranks_of_a_report_goes_on_with_the_second(tmp_path, monkeypatch) -> None:
+    report = two_ranks().sqlite(tmp_path)
+    commit = SegmentWriter.commit
+
+    def stop_at_rank_1(self: SegmentWriter, *args: object, **more: object) -> object:
+        if self.rank == 1:
+            raise StoreError("the power went")
+        return commit(self, *args, **more)
+
+    monkeypatch.setattr(SegmentWriter, "commit", stop_at_rank_1)
+    assert "the power went" in str(ingest(report, store=tmp_path / "store", run="r").rejected[0])
+    monkeypatch.undo()
+    assert not ingest(report, store=tmp_path / "store", run="r").rejected
+    assert not ingest(report, store=tmp_path / "undisturbed", run="r").rejected
+    stores = [Store(str(tmp_path / name)) for name in ("store", "undisturbed")]
+    assert [(c.rank, c.segment) for c in stores[0].committed("default", "r")] == [(0, 0), (1, 0)]
+    assert stores[0].read("events", run="r").equals(stores[1].read("events", run="r"))
+
+
+def test_a_process_that_only_has_ranges_is_no_rank_unless_none_has_device_work(tmp_path: Path) -> None:
     report = simple().range(1, 2, "load batch", P2 | 5).add("SCHED_EVENTS", {"start": 1, "cpu": 0})
     tables, parts = read_all(report.sqlite(tmp_path))
     assert len(parts) == 1
@@ -1027,3 +1046,4 @@ def test_parquet_bombs_links_and_empty_folders_are_refused(tmp_path: Path, monke
 def test_the_hint_for_a_report_is_the_exact_command() -> None:
     hint = nsys.nsys_rep_hint("runs/report3.nsys-rep")
     assert "`nsys export --type sqlite --output runs/report3.sqlite runs/report3.nsys-rep`" in hint
+    assert "--output 'my report.sqlite' 'my report.nsys-rep'`" in nsys.nsys_rep_hint("my report.nsys-rep")

@@ -41,6 +41,11 @@ def test_what_the_store_holds_keeps_its_numbers():
     assert plan(peeked(None), peeked(0), committed=(commit(0, 0), commit(1, 0))) == [[[(2, 0)]], [[(0, 1)]]]
 
 
+def test_parts_that_are_committed_already_keep_their_place():
+    first = Commit("c", "r", 0, 4, 1, "a#0+args", (), 1)
+    assert plan(peeked(None, None), committed=(first,)) == [[[(4, 1), (0, 0)]]]
+
+
 def test_only_a_true_overlap_of_the_same_rank_counts():
     earlier = [TimeRange(0, 100, 200, "a")]
     assert overlapping(PartInfo(start_ns=150, end_ns=300), 0, earlier) == earlier[0]

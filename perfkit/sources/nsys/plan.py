@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from perfkit.errors import UnsafeInput, UnsupportedInput
-from perfkit.sources.base import QUALITY_KINDS, PartInfo
-from perfkit.sources.nsys_payload import NcclPayloads
-from perfkit.sources.nsys_tables import EXPORT_AGAIN, Tables, rows_of
+from perfkit.sources.base import PartInfo
+from perfkit.sources.nsys.payload import NcclPayloads
+from perfkit.sources.nsys.tables import EXPORT_AGAIN, Tables, rows_of
 
 PID_SHIFT = 24
 """A globalTid is host bits | pid (24 bits) | tid (24 bits); shifted right by this it names the process."""
@@ -93,8 +93,7 @@ def note(part: PartInfo, kind: str, count: int, detail: str) -> None:
 
 def note_unread(part: PartInfo, count: int, what: str) -> None:
     """Note rows that perfkit does not take over."""
-    if "not_read" in QUALITY_KINDS:
-        note(part, "not_read", count, what)
+    note(part, "not_read", count, what)
 
 
 def make_plan(tables: Tables, path: str) -> Plan:
@@ -114,7 +113,8 @@ def make_plan(tables: Tables, path: str) -> Plan:
         next_step = "profile with `nsys profile --trace cuda,nvtx …` and export again"
         raise UnsupportedInput("holds no CUDA, NVTX or API rows", path=path, next_step=next_step)
     if len(processes) > MAX_PARTS:
-        raise UnsafeInput(f"{len(processes):,} processes with device work", path=path)
+        step = "profile fewer processes into one report"
+        raise UnsafeInput(f"{len(processes):,} processes with device work", path=path, next_step=step)
     versions = {
         key: metadata[name]
         for key, name in (("nsys", "EXPORT_PRODUCT_VERSION"), ("nsys_schema", "EXPORT_SCHEMA_VERSION"))

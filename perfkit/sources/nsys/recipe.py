@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from perfkit.schema import EVENTS, NVTX_GPU
 from perfkit.sources.base import Chunk, Input, PartInfo, ReadOptions
-from perfkit.sources.nsys_plan import note
-from perfkit.sources.nsys_rows import constant, interval, shape
-from perfkit.sources.nsys_tables import Batch, Tables
+from perfkit.sources.nsys.plan import note
+from perfkit.sources.nsys.rows import constant, interval, shape
+from perfkit.sources.nsys.tables import Batch, Tables
 
 _COLUMNS = {
     "Projected Start": "start", "Projected Duration": "dur", "Orig Start": "host_start", "Orig Duration": "host_dur",

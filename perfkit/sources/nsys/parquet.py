@@ -1,6 +1,6 @@
 """The tables of an nsys export in parquet: TABLE.parquet, or a folder TABLE of parquet files.
 
-    ParquetTables(path, folder)     see perfkit.sources.nsys_tables
+    ParquetTables(path, folder)     see perfkit.sources.nsys.tables
 
 A footer of a few bytes can promise billions of rows, so the promised size is checked before anything
 is read. Symbolic links are refused.
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from perfkit.errors import CorruptInput, UnsafeInput
-from perfkit.sources.nsys_tables import EXPORT_AGAIN, Batch, Ints, Oddities, all_strings, pick, to_utf8
+from perfkit.sources.nsys.tables import EXPORT_AGAIN, Batch, Ints, Oddities, all_strings, pick, to_utf8
 
 MAX_EXPANSION = 500
 ALWAYS_ALLOWED_BYTES = 1 << 30

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from perfkit.sources.nsys_tables import Bools, Tables, rows_of
+from perfkit.sources.nsys.tables import Bools, Tables, rows_of
 
 HEADER_BYTES = 32
 

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 
 from perfkit.schema import TableSchema, conform
 from perfkit.sources.base import PartInfo
-from perfkit.sources.nsys_plan import ID_MASK, PID_SHIFT, note
-from perfkit.sources.nsys_tables import Batch, Bools, Ints, Tables
+from perfkit.sources.nsys.plan import ID_MASK, PID_SHIFT, note
+from perfkit.sources.nsys.tables import Batch, Bools, Ints, Tables
 
 TIME_LIMIT = 1 << 62
 NO_STREAM = 0xFFFFFFFF

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from perfkit.schema import DEVICE_INFO, TRACKS
-from perfkit.sources.nsys_plan import ID_MASK, PID_SHIFT, Plan
-from perfkit.sources.nsys_rows import shape
-from perfkit.sources.nsys_tables import Tables, rows_of
+from perfkit.sources.nsys.plan import ID_MASK, PID_SHIFT, Plan
+from perfkit.sources.nsys.rows import shape
+from perfkit.sources.nsys.tables import Tables, rows_of
 
 _GPU_TEXTS = ("name", "busLocation", "uuid", "chipName")
 _NEVER = ("ctxswDevPath", "ctrlDevPath")

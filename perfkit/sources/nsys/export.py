@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 from perfkit.errors import CorruptInput
 from perfkit.schema import COLLECTIVE_ARGS, EVENTS, KERNELS_META, MEMORY, NVTX_GPU, SYNCS, TableSchema
 from perfkit.sources.base import Chunk, Input, ReadOptions
-from perfkit.sources.nsys_info import device_info, tracks
-from perfkit.sources.nsys_plan import (
+from perfkit.sources.nsys.info import device_info, tracks
+from perfkit.sources.nsys.plan import (
     DEVICE_TABLES,
     GPU_MEMORY,
     GRAPH,
@@ -38,8 +38,8 @@ from perfkit.sources.nsys_plan import (
     note,
     note_unread,
 )
-from perfkit.sources.nsys_project import NO_DEVICE, DeviceWork
-from perfkit.sources.nsys_rows import (
+from perfkit.sources.nsys.project import NO_DEVICE, DeviceWork
+from perfkit.sources.nsys.rows import (
     HOST_CATEGORIES,
     KERNEL_META,
     NO_STREAM,
@@ -64,7 +64,7 @@ from perfkit.sources.nsys_rows import (
     tid_of,
     without,
 )
-from perfkit.sources.nsys_tables import EXPORT_AGAIN, Batch, Tables, rows_of
+from perfkit.sources.nsys.tables import EXPORT_AGAIN, Batch, Tables, rows_of
 
 _DEVICE_COLUMNS = ("start", "end", "globalPid", "deviceId", "contextId", "streamId", "correlationId")
 _KERNEL_NAMES = ("demangledName", "shortName", "mangledName")

@@ -3,29 +3,29 @@
     peek(input) -> list[PartInfo]        one part per process with device work, and its rank if the report tells
     read(input, options) -> Reading      chunks of events, kernels_meta, nvtx_gpu, collective_args, syncs, …
 
-The pieces: nsys_tables (and nsys_sqlite, nsys_parquet) give typed batches of any table, nsys_plan finds
-processes, ranks and the clock, nsys_export turns tables into chunks with nsys_rows, nsys_payload and
-nsys_project, and nsys_recipe reads what NVIDIA's recipes made of a report.
+The pieces: `tables` (with `sqlite` and `parquet`) gives typed batches of any table, `plan` finds processes, ranks
+and the clock, `export` turns tables into chunks with `rows`, `payload`, `info` and `project`, and `recipe` reads what
+NVIDIA's recipes made of a report.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import closing
 
 from perfkit.sources.base import Chunk, Input, PartInfo, Reading, ReadOptions
-from perfkit.sources.nsys_export import ExportReader
-from perfkit.sources.nsys_plan import make_plan
-from perfkit.sources.nsys_recipe import RecipeReader, is_recipe, make_parts, plan_ranks
-from perfkit.sources.nsys_tables import open_tables
-
-NSYS_REP_HINT = "run `nsys export --type sqlite --output {stem}.sqlite {path}` and give perfkit the .sqlite file"
-"""What to do with a .nsys-rep, which only nsys can read; format it with `stem` and `path`."""
+from perfkit.sources.nsys.export import ExportReader
+from perfkit.sources.nsys.plan import make_plan
+from perfkit.sources.nsys.recipe import RecipeReader, is_recipe, make_parts, plan_ranks
+from perfkit.sources.nsys.tables import open_tables
 
 
 def nsys_rep_hint(path: str) -> str:
     """Return the exact command that turns a .nsys-rep into something perfkit reads."""
-    return NSYS_REP_HINT.format(stem=path.removesuffix(".nsys-rep").removesuffix(".qdrep"), path=path)
+    target = path.removesuffix(".nsys-rep").removesuffix(".qdrep") + ".sqlite"
+    command = f"nsys export --type sqlite --output {shlex.quote(target)} {shlex.quote(path)}"
+    return f"run `{command}` and give perfkit the .sqlite file"
 
 
 def peek(input: Input) -> list[PartInfo]:

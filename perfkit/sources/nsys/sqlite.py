@@ -1,6 +1,6 @@
 """The tables of an nsys export in SQLite, read through the standard library.
 
-    SqliteTables(path, file)     see perfkit.sources.nsys_tables
+    SqliteTables(path, file)     see perfkit.sources.nsys.tables
 
 The file is untrusted: it is opened immutable and read-only, with an authorizer that permits nothing but
 plain reads of ordinary tables (no views, no virtual tables, no generated columns). Indexes are not
@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from perfkit.errors import CorruptInput, UnsafeInput, UnsupportedInput
-from perfkit.sources.nsys_tables import EXPORT_AGAIN, Batch, Ints, Oddities, all_strings, pick, to_utf8
+from perfkit.sources.nsys.tables import EXPORT_AGAIN, Batch, Ints, Oddities, all_strings, pick, to_utf8
 
 MAX_TEXT = 1 << 20
 """Longest text or blob that is read; longer ones become null and are counted."""
@@ -157,7 +157,9 @@ class SqliteTables:
             for row in self._db.execute(f"SELECT DISTINCT {select} FROM {_quote(table)} NOT INDEXED"):
                 found.add(tuple(value if type(value) is int else None for value in row))
                 if len(found) > 100_000:
-                    raise UnsafeInput(f"{table} names more than 100,000 processes", path=self.path)
+                    raise UnsafeInput(
+                        f"{table} names more than 100,000 processes", path=self.path, next_step=EXPORT_AGAIN
+                    )
         return found
 
     def scan(

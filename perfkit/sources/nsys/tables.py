@@ -107,8 +107,8 @@ def rows_of(tables: Tables, table: str, *, ints: Sequence[str] = (), texts: Sequ
 
 def open_tables(path: str, file: Path) -> Tables:
     """Open an export: a folder or file of parquet, else SQLite."""
-    from perfkit.sources.nsys_parquet import ParquetTables
-    from perfkit.sources.nsys_sqlite import SqliteTables
+    from perfkit.sources.nsys.parquet import ParquetTables
+    from perfkit.sources.nsys.sqlite import SqliteTables
 
     if file.is_dir():
         return ParquetTables(path, file)

@@ -1,0 +1,56 @@
+"""What to do next, ranked by what it would buy.
+
+    find(facts) -> rows of `findings`, the most points first
+
+A rule is a function from Facts to a Finding or None; `RULES` lists them all, and a rule that has nothing to say
+costs nothing. Points are those of ladder A: the share of GPU time that the finding could give back, by the rank
+that sets the pace (perfkit.analysis.facts). A finding whose gain cannot be told has null points and comes last.
+Points of different findings may overlap: a slow step and the data that it waited for are the same time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from perfkit.analysis.facts import Facts
+from perfkit.analysis.findings_device import DEVICE_RULES
+from perfkit.analysis.findings_host import HOST_RULES
+from perfkit.analysis.findings_types import Finding
+from perfkit.schema import FINDINGS, table_from_rows
+
+Rule = Callable[[Facts], Finding | None]
+RULES: tuple[Rule, ...] = (*HOST_RULES, *DEVICE_RULES)
+
+
+def find(facts: Facts) -> pa.Table:
+    """Apply all rules and rank what they find."""
+    found = [finding for rule in RULES if (finding := rule(facts)) is not None]
+    found.sort(key=lambda f: (f.points is None, -(f.points or 0.0), f.id))
+    rows: list[dict[str, object]] = [
+        {
+            "position": i, "id": f.id, "title": f.title, "points": f.points,
+            "evidence": json.dumps(_with_gain(f, facts), ensure_ascii=False), "next": f.next,
+        }
+        for i, f in enumerate(found)
+    ]  # fmt: skip
+    return table_from_rows(FINDINGS, rows)
+
+
+def _with_gain(finding: Finding, facts: Facts) -> dict[str, Any]:
+    """Add the MFU that would be reached if the time were gone."""
+    if finding.points is None or facts.mfu is None or not finding.points < 100:
+        return finding.evidence
+    return {**finding.evidence, "mfu_without_it": min(1.0, facts.mfu / (1 - finding.points / 100))}
+
+
+def findings_json(table: pa.Table) -> list[dict[str, Any]]:
+    """Return the findings in the shape of `--format json`: evidence as values."""
+    rows: list[dict[str, Any]] = table.drop_columns(["position"]).to_pylist()
+    return [{**row, "evidence": json.loads(row["evidence"] or "{}")} for row in rows]
+
+
+__all__ = ["RULES", "Facts", "Finding", "Rule", "find", "findings_json"]

@@ -1,0 +1,369 @@
+"""Rules about the device: communication, kernels, matrix shapes, attention, recompute, slow ranks, streams."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from perfkit.analysis.facts import Facts
+from perfkit.analysis.findings_types import MAX_EVIDENCE, Finding, ms
+from perfkit.analysis.timeline import ints
+
+COMM_POINTS, STREAM_POINTS, TINY_POINTS, RECOMPUTE_POINTS, RANK_POINTS = 5.0, 2.0, 4.0, 4.0, 2.0
+SHAPE_POINTS, PRECISION_POINTS, ATTENTION_POINTS, ELEMENTWISE_POINTS, SMALL_POINTS = 1.0, 3.0, 2.0, 15.0, 0.5
+"""Below this a finding is not worth a reader's time; some communication and recompute is paid for on purpose."""
+SMALL_BYTES = 2**22
+"""Below this a message's time is latency more than bandwidth, on NVLink and on InfiniBand alike."""
+SMALL_COUNT, SMALL_SHARE = 16, 0.3
+"""Small messages per step and rank that a bucket could join, and their share of communication time."""
+TINY_NS = 10_000
+"""A launch costs the host about this much."""
+FUSION_GAIN = 0.5
+"""Share of element-wise time that fusion gives back: each of two neighbours reads and writes once less."""
+SCORE = 0.9
+"""Definition 16: a rank below this is a straggler."""
+ALIGNMENT = {"fp8": 16, "bf16": 8, "fp16": 8, "int8": 16}
+"""Elements that make 16 bytes: the unit in which tensor cores load."""
+_GEMM_OPERANDS = {
+    "aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2), "aten::_scaled_mm": (0, 1),
+}  # fmt: skip
+_SOFTMAX = ("aten::_softmax", "aten::_softmax_backward_data", "aten::_safe_softmax", "aten::softmax")
+_BATCHED = ("aten::bmm", "aten::baddbmm", "aten::matmul")
+
+
+def exposed_communication(facts: Facts) -> Finding | None:
+    """Report communication that the pace-setting rank waits for, by collective."""
+    large = facts.exchanges.filter(pc.invert(_is_small(facts.exchanges))) if small_messages(facts) else facts.exchanges
+    rows = facts.paced_sum(large, "exposed_ns", ["op", "group"])  # small messages are a finding of their own
+    points = facts.points(sum(row["gpu_ns"] for row in rows))
+    if points < COMM_POINTS:
+        return None
+    first = rows[0]
+    advice = {
+        "all_gather": "prefetch one layer further ahead, or shard over fewer ranks (HSDP)",
+        "reduce_scatter": "overlap it with the backward pass, or shard over fewer ranks (HSDP)",
+        "all_reduce": "overlap buckets with the backward pass; for tensor parallelism use sequence parallelism and "
+        "asynchronous collectives, or fewer ranks inside a node",
+        "all_to_all": "overlap dispatch with shared experts, or keep experts inside a node",
+        "send_recv": "more micro-batches or an interleaved schedule",
+    }.get(first["op"], "overlap it with compute")
+    return Finding(
+        "exposed_communication",
+        f"Communication is not hidden behind compute, most of it {first['op']}",
+        points,
+        f"{advice}; look at the link too: compare with `all_reduce_perf` between the same ranks",
+        {
+            "collectives": [
+                {"op": r["op"], "group": r["group"], "lost_gpu_ms": ms(r["gpu_ns"]), "exposed_ms": ms(r["ns"])}
+                for r in rows[:MAX_EVIDENCE]
+            ],
+            "split": "waiting and transfer are not told apart without aligned clocks",
+        },
+    )
+
+
+def small_messages(facts: Facts) -> Finding | None:
+    """Report many small messages of one kind, where a few large ones would do."""
+    small = facts.exchanges.filter(_is_small(facts.exchanges))
+    count = (pc.sum(small["count"]).as_py() or 0) / facts.num_steps / facts.num_devices
+    small_ns, all_ns = (pc.sum(t["comm_ns"]).as_py() or 0 for t in (small, facts.exchanges))
+    if count < SMALL_COUNT or not all_ns or small_ns < SMALL_SHARE * all_ns:
+        return None
+    busy, exposed = facts.points(small_ns), facts.points(float(facts.paced(small, "exposed_ns").sum()))
+    if busy < SMALL_POINTS:
+        return None
+    sizes = small.group_by(["op", "group", "bytes"], use_threads=False).aggregate(
+        [("count", "sum"), ("comm_ns", "sum")]
+    )
+    rows = sizes.sort_by([("comm_ns_sum", "descending")]).slice(0, MAX_EVIDENCE).to_pylist()
+    return Finding(
+        "small_messages",
+        f"{count:.0f} messages below {SMALL_BYTES >> 20} MiB per step and rank: their time is latency",
+        exposed,
+        "raise bucket_cap_mb (DDP) or wrap larger units (FSDP), so that one collective carries what these do",
+        {
+            "per_step": count, "busy_points": busy,
+            "messages": [
+                {"op": r["op"], "group": r["group"], "bytes": r["bytes"], "count": r["count_sum"],
+                 "comm_ms": ms(r["comm_ns_sum"])}
+                for r in rows
+            ],
+        },
+    )  # fmt: skip
+
+
+def _is_small(exchanges: pa.Table) -> pa.ChunkedArray:
+    joinable = pc.is_in(exchanges["op"], pa.array(["all_reduce", "all_gather", "reduce_scatter"]))
+    return pc.and_(joinable, pc.less(pc.fill_null(exchanges["bytes"], SMALL_BYTES), SMALL_BYTES))
+
+
+def tiny_kernels(facts: Facts) -> Finding | None:
+    """Report a device that starves between many short kernels."""
+    count, total = (pc.sum(facts.kernels[c]).as_py() or 0 for c in ("count", "total_ns"))
+    lost = facts.paced_idle("launch") + sum(
+        row["gpu_ns"] for kind in ("framework", "runtime") for row in facts.late_host.get(kind, [])
+    )
+    points = facts.points(lost)
+    if not facts.has_device or not count or total / count >= TINY_NS or points < TINY_POINTS:
+        return None
+    mean = np.array(facts.kernels["total_ns"]) / np.maximum(1, np.array(facts.kernels["count"]))
+    tiny = facts.kernel_rows(pa.chunked_array([pa.array(mean < TINY_NS)]))
+    return Finding(
+        "tiny_kernels",
+        f"{count:,} kernels of {total / count / 1000:.1f} µs on average: launching them takes longer than running them",
+        points,
+        "fuse them with torch.compile, replay them with CUDA graphs (mode='reduce-overhead'), use foreach or fused "
+        "optimizers, or raise the batch size",
+        {"kernels": count, "mean_us": total / count / 1000, "most": _kernels(tiny)},
+    )
+
+
+def gemm_alignment(facts: Facts) -> Finding | None:
+    """Report matrix products whose inner dimensions do not fill the tensor cores' loads."""
+    rows = _tensor_gemms(facts)
+    bad = [r for r in rows if _misaligned(r)]
+    good = [r for r in rows if not _misaligned(r)]
+    lost = sum(r["owned_ns"] for r in bad)
+    if facts.points(lost) < SHAPE_POINTS:
+        return None
+    reference = _rate(good)
+    gain = None if reference is None else sum(max(0.0, r["total_ns"] - r["flops"] / reference * 1e9) for r in bad)
+    points = None if gain is None else facts.points(gain)
+    if points is not None and points < SHAPE_POINTS:
+        return None
+    return Finding(
+        "gemm_alignment",
+        "Matrix shapes are not multiples of 16 bytes, which tensor cores need",
+        points,
+        "pad vocabulary, hidden sizes and head dimensions to multiples of 8 (bf16) or 16 (fp8); 64 or 128 is better",
+        {"time_points": facts.points(lost), "shapes": [_shape(r) for r in bad[:MAX_EVIDENCE]]},
+    )
+
+
+def gemm_precision(facts: Facts) -> Finding | None:
+    """Report fp32 and TF32 products on a device with a faster 16-bit format."""
+    half = next((d for d in ("bf16", "fp16") if d in facts.peaks.flops), None)  # a V100 has no bf16
+    if half is None:
+        return None
+    best = facts.peaks.flops[half]
+    wide = pc.is_in(facts.kernels["dtype"].cast(pa.utf8()), pa.array(["fp32", "tf32"]))
+    rows = facts.kernel_rows(pc.and_(facts.family("gemm", "conv", "attention"), pc.fill_null(wide, False))).to_pylist()
+    gain = sum(r["owned_ns"] * max(0.0, 1 - facts.peaks.flops.get(r["dtype"], best) / best) for r in rows)
+    points = facts.points(gain)
+    if points < PRECISION_POINTS:
+        return None
+    return Finding(
+        "gemm_precision",
+        f"Matrix products run in {' and '.join(sorted({r['dtype'] for r in rows}))} where {half} would do",
+        points,
+        "train under torch.autocast('cuda', torch.bfloat16); for TF32 set torch.set_float32_matmul_precision('high')",
+        {"shapes": [_shape(r) for r in rows[:MAX_EVIDENCE]], "assumes": "the same share of the peak as now"},
+    )
+
+
+def unfused_attention(facts: Facts) -> Finding | None:
+    """Report attention that writes its scores to memory: a softmax over [.., tokens, tokens] between products."""
+    ops = facts.kernels["op"].cast(pa.utf8())
+    softmax = facts.kernel_rows(pc.fill_null(pc.is_in(ops, pa.array(_SOFTMAX)), False)).to_pylist()
+    scores = [r for r in softmax if _is_scores(r["input_dims"])]
+    products = facts.kernel_rows(pc.fill_null(pc.is_in(ops, pa.array(_BATCHED)), False)).to_pylist()
+    widths = {dims[0][-1] for r in scores if (dims := _dims(r["input_dims"]))}
+    touching = [r for r in products if any(d in widths for shape in _dims(r["input_dims"]) for d in shape[-2:])]
+    if not scores or not touching:
+        return None
+    own = _same_shape(facts, scores)
+    points = facts.points(sum(r["owned_ns"] for r in own))
+    if points < ATTENTION_POINTS:
+        return None
+    return Finding(
+        "unfused_attention",
+        "Attention writes its scores to memory instead of using a fused kernel",
+        points,
+        "call torch.nn.functional.scaled_dot_product_attention (attn_implementation='sdpa' or 'flash_attention_2' in "
+        "transformers), and check that dtype, head size and mask allow the flash kernel",
+        {
+            "product_points": facts.points(sum(r["owned_ns"] for r in touching)),
+            "kernels": [_shape(r) for r in own[:MAX_EVIDENCE]],
+        },
+    )
+
+
+def memory_bound_elementwise(facts: Facts) -> Finding | None:
+    """Report a large share of element-wise kernels, casts and copies."""
+    rows = facts.kernel_rows(facts.family("elementwise", "copy"))
+    share = facts.points(pc.sum(rows["owned_ns"]).as_py() or 0)
+    if share < ELEMENTWISE_POINTS:
+        return None
+    return Finding(
+        "memory_bound_elementwise",
+        f"{share:.0f} % of the time goes to element-wise kernels, casts and copies, which memory bounds",
+        share * FUSION_GAIN,
+        "fuse them: torch.compile, fused norms and activations, fused cross entropy; keep one dtype to avoid casts",
+        {"share_points": share, "assumed_gain": FUSION_GAIN, "most": _kernels(rows)},
+    )
+
+
+def recompute(facts: Facts) -> Finding | None:
+    """Report what activation checkpointing costs."""
+    again = facts.kernel_rows(pc.fill_null(pc.equal(facts.kernels["phase"].cast(pa.utf8()), "recompute"), False))
+    points = facts.points(pc.sum(again["owned_ns"]).as_py() or 0)
+    if points < RECOMPUTE_POINTS:
+        return None
+    return Finding(
+        "recompute",
+        "The forward pass is run again in the backward pass",
+        points,
+        "checkpoint fewer layers, or select ops (keep attention and matrix products, recompute the rest); offload or "
+        "shard further if memory forbids it",
+        {"most": _kernels(again)},
+    )
+
+
+def stream_waits(facts: Facts) -> Finding | None:
+    """Report idle time in which work was launched and waited for something on the device."""
+    points = facts.points(facts.paced_idle("dependency"))
+    if points < STREAM_POINTS:
+        return None
+    return Finding(
+        "stream_waits",
+        "Launched work waits on the device although nothing runs",
+        points,
+        "look for stream waits, event waits and CUDA_LAUNCH_BLOCKING before the kernels that start late; "
+        "side streams that join too early are the usual cause",
+        {"idle_ms": ms(_idle_ns(facts, "dependency"))},
+    )
+
+
+def slow_rank(facts: Facts) -> Finding | None:
+    """Report a rank whose kernels take longer than the same kernels, of the same shapes, elsewhere."""
+    keys = ["name", "op", "phase", "input_dims"]
+    table = facts.kernels.select(["rank", "family", *keys, "count", "total_ns"])
+    table = pa.table({c: table[c].cast(pa.utf8()) if c in (*keys, "family") else table[c] for c in table.column_names})
+    table = table.group_by([*keys, "family", "rank"], use_threads=False).aggregate(
+        [("count", "sum"), ("total_ns", "sum")]
+    )
+    if not facts.has_device or len(set(table["rank"].to_pylist())) < 2:
+        return None
+    group = _codes(table, keys)
+    rank, count, total = (ints(table[c]) for c in ("rank", "count_sum", "total_ns_sum"))
+    usual = _usual(group, total / np.maximum(count, 1))
+    excess = np.where(np.isnan(usual), 0.0, total - count * np.nan_to_num(usual))
+    ranks, index = np.unique(rank, return_inverse=True)
+    slower, spent = np.bincount(index, excess), np.bincount(index, total)
+    score = 1 - slower / np.maximum(spent, 1)
+    worst = int(np.argmin(score))
+    if score[worst] >= SCORE:
+        return None
+    second = max(0.0, float(np.partition(slower, -2)[-2])) if len(ranks) > 2 else 0.0
+    points = facts.points((float(slower[worst]) - second) * facts.num_devices)
+    if points < RANK_POINTS:
+        return None
+    mine = index == worst
+    family = np.array(table["family"].to_pylist(), object)
+    of_products = np.isin(family, ["gemm", "attention", "conv"]) & mine
+    other = mine & ~of_products
+    ratio = [float(1 + excess[m].sum() / max(1.0, (total[m] - excess[m]).sum())) for m in (of_products, other)]
+    throttled = ratio[0] > 1.05 and ratio[1] < 1 + (ratio[0] - 1) / 2
+    return Finding(
+        "slow_rank",
+        f"Rank {int(ranks[worst])} is slow: its kernels take {1 / score[worst] - 1:.0%} longer than elsewhere",
+        points,
+        "only matrix kernels are slower: check clocks, power cap and temperature of that GPU (nvidia-smi -q -d "
+        "PERFORMANCE,CLOCK)" if throttled else "run the device's diagnostics (dcgmi diag -r 3), and drain the node if "
+        "it stays slow",
+        {
+            "rank": int(ranks[worst]), "score": float(score[worst]), "matrix_kernels": ratio[0],
+            "other_kernels": ratio[1],
+            "scores": {int(ranks[i]): float(score[i]) for i in np.argsort(score)[:MAX_EVIDENCE]},
+        },
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------ helpers
+
+
+def _usual(group: Any, mean: Any) -> Any:
+    """Median of each group's means, over the ranks that have it; of two ranks the faster; NaN for one."""
+    order = np.lexsort((mean, group))
+    sorted_group, sorted_mean = group[order], mean[order]
+    first = np.flatnonzero(np.append(True, sorted_group[1:] != sorted_group[:-1])) if len(order) else order
+    size = np.diff(np.append(first, len(order)))
+    median = sorted_mean[first + (size - 1) // 2]
+    value = np.where(size > 1, median, np.nan)
+    result = np.empty(len(mean))
+    result[order] = np.repeat(value, size)
+    return result
+
+
+def _codes(table: pa.Table, keys: list[str]) -> Any:
+    code = np.zeros(len(table), np.int64)
+    for key in keys:
+        values = pc.dictionary_encode(table[key].combine_chunks(), null_encoding="encode")
+        _, code = np.unique(code * (len(values.dictionary) + 1) + values.indices.to_numpy(), return_inverse=True)
+    return code
+
+
+def _idle_ns(facts: Facts, cause: str) -> int:
+    rows = facts.idle.filter(pc.equal(facts.idle["cause"].cast(pa.utf8()), cause))
+    return int(pc.sum(rows["idle_ns"]).as_py() or 0)
+
+
+def _dims(text: str | None) -> list[list[int]]:
+    """Return the shapes of an op's tensors; what is not a plain shape is left out."""
+    found = json.loads(text) if text else []
+    return [s for s in found if isinstance(s, list) and s and all(isinstance(n, int) for n in s)]
+
+
+def _is_scores(text: str | None) -> bool:
+    dims = _dims(text)
+    return bool(dims) and len(dims[0]) >= 3 and dims[0][-1] >= 64 and dims[0][-2] >= 64
+
+
+def _same_shape(facts: Facts, scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the kernels other than products that read a tensor of the scores' shape: mask, scale, softmax, dropout."""
+    shapes = {tuple(_dims(r["input_dims"])[0]) for r in scores}
+    rows = facts.kernel_rows(pc.invert(facts.family("gemm", "attention", "conv"))).to_pylist()
+    return [r for r in rows if any(tuple(s) in shapes for s in _dims(r["input_dims"]))]
+
+
+def _tensor_gemms(facts: Facts) -> list[dict[str, Any]]:
+    known = pc.and_(pc.is_valid(facts.kernels["flops"]), pc.is_valid(facts.kernels["input_dims"]))
+    rows = facts.kernel_rows(pc.and_(facts.family("gemm"), known)).to_pylist()
+    return [r for r in rows if r["dtype"] in ALIGNMENT and r["op"] in _GEMM_OPERANDS and r["flops"]]
+
+
+def _misaligned(row: dict[str, Any]) -> bool:
+    """Say whether rows of an operand or of the result do not start at multiples of 16 bytes."""
+    dims = json.loads(row["input_dims"])
+    left, right = (dims[i] if i < len(dims) else [] for i in _GEMM_OPERANDS[row["op"]])
+    return any(n % ALIGNMENT[row["dtype"]] for n in (*left[-1:], *right[-1:]))
+
+
+def _rate(rows: list[dict[str, Any]]) -> float | None:
+    """FLOP/s that the rows reach together."""
+    spent = sum(r["total_ns"] for r in rows)
+    return sum(r["flops"] for r in rows) / spent * 1e9 if spent else None
+
+
+def _shape(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "op": row["op"], "input_dims": row["input_dims"], "dtype": row["dtype"], "kernel": row["name"],
+        "ms": ms(row["owned_ns"]), "count": row["count"],
+    }  # fmt: skip
+
+
+def _kernels(table: pa.Table) -> list[dict[str, Any]]:
+    names = table.group_by("name", use_threads=False).aggregate([("owned_ns", "sum"), ("count", "sum")])
+    rows = names.sort_by([("owned_ns_sum", "descending")]).slice(0, MAX_EVIDENCE).to_pylist()
+    return [{"kernel": r["name"], "ms": ms(r["owned_ns_sum"]), "count": r["count_sum"]} for r in rows]
+
+
+DEVICE_RULES: tuple[Callable[[Facts], Finding | None], ...] = (
+    exposed_communication, small_messages, tiny_kernels, gemm_alignment, gemm_precision, unfused_attention,
+    memory_bound_elementwise, recompute, stream_waits, slow_rank,
+)  # fmt: skip

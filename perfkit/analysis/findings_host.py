@@ -1,0 +1,178 @@
+"""Rules about the host: data, culprits, syncs, allocator, checkpoints, copies, slow steps, the profiler itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from perfkit.analysis.exchanges import is_pageable
+from perfkit.analysis.facts import Facts
+from perfkit.analysis.findings_types import MAX_EVIDENCE, Finding, ms
+from perfkit.analysis.throughput import slow_steps_of_job
+
+DATA_POINTS = SYNC_POINTS = ALLOCATOR_POINTS = CHECKPOINT_POINTS = COPY_POINTS = SLOW_POINTS = 2.0
+"""Below this a finding is not worth a reader's time."""
+HOST_POINTS = 5.0
+"""Some Python between steps is normal; this much is not."""
+OVERHEAD_SHARE, LOST_SHARE = 0.02, 0.01
+FRAMES_PER_LAUNCH = 20
+"""Recorded Python frames per launch above which recording them slows a host-bound step down."""
+_SPECIAL = ("data_loader", "sync", "allocator", "checkpoint")
+
+
+def data_bound(facts: Facts) -> Finding | None:
+    """Report that the device waits for the data loader."""
+    return _culprit(
+        facts, "data_bound", "data_loader", DATA_POINTS, "The device waits for data",
+        "raise num_workers and prefetch_factor, set pin_memory=True and persistent_workers=True; if the workers are "
+        "busy all the time, move decoding or tokenising out of the training job",
+    )  # fmt: skip
+
+
+def sync_points(facts: Facts) -> Finding | None:
+    """Report that the host waits for the device and then the device for the host."""
+    return _culprit(
+        facts, "sync_points", "sync", SYNC_POINTS, "Blocking synchronisations drain the device",
+        "remove .item(), .cpu(), print(tensor) and boolean indexing from the step, or do them every N steps; "
+        "torch.cuda.set_sync_debug_mode('warn') names each one",
+    )  # fmt: skip
+
+
+def allocator_churn(facts: Facts) -> Finding | None:
+    """Report cudaMalloc and cudaFree inside steps."""
+    return _culprit(
+        facts, "allocator_churn", "allocator", ALLOCATOR_POINTS, "The driver's allocator runs inside steps",
+        "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, keep shapes constant, and leave memory free: "
+        "cudaFree inside a step means that the caching allocator ran out and retried",
+    )  # fmt: skip
+
+
+def checkpoint_stall(facts: Facts) -> Finding | None:
+    """Report that the device stands still while a checkpoint is written."""
+    return _culprit(
+        facts, "checkpoint_stall", "checkpoint", CHECKPOINT_POINTS, "Training stands still for checkpoints",
+        "write them asynchronously (torch.distributed.checkpoint.async_save), or less often",
+    )  # fmt: skip
+
+
+def host_bound(facts: Facts) -> Finding | None:
+    """Report that the host launches too late for any other reason, and name the largest."""
+    rows = [row for culprit, rows in facts.late_host.items() if culprit not in _SPECIAL for row in rows]
+    points = facts.points(sum(row["gpu_ns"] for row in rows))
+    if points < HOST_POINTS:
+        return None
+    kinds: dict[str, float] = {}
+    for row in rows:
+        kinds[row["culprit"] or "unattributed"] = kinds.get(row["culprit"] or "unattributed", 0.0) + row["gpu_ns"]
+    worst = max(kinds, key=lambda kind: kinds[kind])
+    rows.sort(key=lambda row: -row["gpu_ns"])
+    advice = {
+        "gc": "call gc.freeze() after warm-up and collect by hand every N steps",
+        "compile": "warm up all shapes before training, and mark dynamic dimensions",
+        "logging": "log every N steps, from another thread",
+        "optimizer": "use a fused optimizer (fused=True) or foreach",
+    }.get(worst, "use torch.compile or CUDA graphs, larger batches, and look at the places listed here")
+    return Finding(
+        "host_bound",
+        f"The host launches work too late, most of it {worst}",
+        points,
+        advice,
+        {
+            "culprits": {kind: ms(ns) for kind, ns in sorted(kinds.items(), key=lambda item: -item[1])},
+            "places": [_place(row) for row in rows[:MAX_EVIDENCE]],
+        },
+    )
+
+
+def pageable_copies(facts: Facts) -> Finding | None:
+    """Report exposed copies to the device from memory that is not pinned."""
+    copies = facts.copies
+    wanted = [is_pageable(name) and "htod" in name.lower() for name in copies["name"].to_pylist()]
+    copies = copies.filter(pa.array(wanted, pa.bool_()))
+    points = facts.points(float(facts.paced(copies, "exposed_ns").sum()))
+    if points < COPY_POINTS:
+        return None
+    total, moved = (pc.sum(copies[c]).as_py() or 0 for c in ("copy_ns", "bytes"))
+    return Finding(
+        "pageable_copies",
+        "Copies to the device come from memory that is not pinned, and nothing hides them",
+        points,
+        "set pin_memory=True in the DataLoader and copy with non_blocking=True, one batch ahead on a side stream",
+        {"copies": pc.sum(copies["count"]).as_py(), "bytes": moved, "gbps": moved / total if total else None},
+    )
+
+
+def slow_steps(facts: Facts) -> Finding | None:
+    """Report steps that took much longer than the rest on the rank that set their pace."""
+    points = facts.points(float(facts.paced(facts.steps, "excess_ns").sum()))
+    if points < SLOW_POINTS:
+        return None
+    rows = slow_steps_of_job(facts.steps)
+    return Finding(
+        "slow_steps",
+        f"{len(rows)} of {facts.num_steps} steps are slow",
+        points,
+        "compare the idle culprits of these steps with the others: checkpoints, evaluation, garbage collection, "
+        "recompilation and the file system come in such bursts",
+        {
+            "steps": [
+                {"step": row["step"], "excess_ms": ms(row["excess_ns"]), "ranks": row["ranks"]}
+                for row in rows[:MAX_EVIDENCE]
+            ]
+        },
+    )
+
+
+def profiler_distortion(facts: Facts) -> Finding | None:
+    """Report that the profiler changed or lost what it recorded; no points, for nothing can be recovered."""
+    reasons: list[str] = []
+    overhead = sum(one.overhead_ns for one in facts.distortion)
+    launches = sum(one.launches for one in facts.distortion)
+    frames = sum(one.python_events for one in facts.distortion)
+    host_late = facts.points(facts.paced_idle("host_late"))
+    missing = sum(one.lost for one in facts.distortion)
+    carried = facts.points(facts.paced_idle("unattributed"))
+    if facts.window_ns and overhead > OVERHEAD_SHARE * facts.window_ns:
+        reasons.append(
+            f"the device stood idle for {overhead / facts.window_ns:.1%} of the time while it flushed buffers"
+        )
+    if missing and missing > LOST_SHARE * launches:
+        reasons.append(f"the launch calls of {missing} of {launches} pieces of device work are missing")
+    if launches and frames > FRAMES_PER_LAUNCH * launches and host_late >= HOST_POINTS:
+        reasons.append(f"it recorded {frames / launches:.0f} Python frames per launch in a host-bound job")
+    if not reasons:
+        return None
+    return Finding(
+        "profiler_distortion",
+        "The profiler distorted what it measured: " + "; ".join(reasons),
+        None,
+        "profile again without with_stack and record_shapes, for fewer steps after a warm-up, and compare step times "
+        "with those of unprofiled steps",
+        {
+            "overhead_ms": ms(overhead), "python_frames": frames, "launches": launches, "launches_missing": missing,
+            "host_late_points": host_late, "unattributed_idle_points": carried,
+        },
+    )  # fmt: skip
+
+
+def _culprit(facts: Facts, id: str, culprit: str, limit: float, title: str, next: str) -> Finding | None:
+    rows = facts.late_host.get(culprit, [])
+    points = facts.points(sum(row["gpu_ns"] for row in rows))
+    if points < limit:
+        return None
+    return Finding(id, title, points, next, {"places": [_place(row) for row in rows[:MAX_EVIDENCE]]})
+
+
+def _place(row: dict[str, object]) -> dict[str, object]:
+    lost, measured = row["gpu_ns"], row["ns"]
+    assert isinstance(lost, float)
+    assert isinstance(measured, int)
+    return {"where": row["where"], "kind": row["culprit"], "lost_gpu_ms": ms(lost), "idle_ms": ms(measured)}
+
+
+HOST_RULES: tuple[Callable[[Facts], Finding | None], ...] = (
+    data_bound, sync_points, allocator_churn, checkpoint_stall, host_bound, pageable_copies, slow_steps,
+    profiler_distortion,
+)  # fmt: skip

@@ -1,0 +1,26 @@
+"""A finding, and the smallest one worth a reader's time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_EVIDENCE = 5
+"""Rows of evidence that a finding lists."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to fix."""
+
+    id: str
+    title: str
+    points: float | None
+    """Points of ladder A that it could recover; null if that cannot be told."""
+    next: str
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+def ms(ns: float) -> float:
+    """Return milliseconds for evidence, rounded to the ns."""
+    return round(ns / 1e6, 6)

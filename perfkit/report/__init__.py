@@ -1,0 +1,1 @@
+"""A Report value and its renderers: text, JSON and HTML."""

@@ -1,0 +1,295 @@
+"""What every renderer says first, worked out once from the document.
+
+    verdict(document) -> Verdict        MFU with its convention and peak, or why there is none; scope; speed; doubts
+    ladder(document) -> Ladder          the waterfall as rungs with their offset, ready to draw
+
+Nothing is measured here: where the document has no waterfall, the ladder is the exact partition of time, and says
+that it holds shares of time and not points of peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perfkit.report import format as fmt
+
+Document = Mapping[str, Any]
+
+_COLOURS = {
+    "mfu": "useful", "hfu": "useful", "unsplit_comm": "comm", "exposed_comm": "comm", "exposed_transfer": "comm",
+    "exposed_wait": "comm", "bubble": "bubble", "exposed_memcpy": "copy",
+}  # fmt: skip
+_LABELS = {
+    "mfu": "model FLOPs (MFU)", "hfu": "executed FLOPs (HFU)", "matmul": "matmul", "non_matmul": "other than matmul",
+    "unsplit_comm": "exposed communication", "exposed_comm": "exposed communication",
+    "exposed_memcpy": "exposed copies", "bubble": "pipeline bubble", "flops_unmatched": "FLOPs unknown",
+    "flops_beyond_model": "FLOPs beyond the model",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The first lines of a report."""
+
+    mfu: str
+    """`38.2 %`, or `unknown`."""
+    hfu: str | None
+    basis: list[str]
+    """What the number is made of, or why there is none."""
+    scope: str
+    speed: list[str]
+    doubts: list[str]
+    """What a careful reader must know before trusting a number; empty in a perfect trace."""
+    synthetic: bool
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One term of the ladder."""
+
+    term: str
+    label: str
+    kind: str
+    """useful, compute, comm, bubble, copy, idle: how to colour it."""
+    points: float | None
+    offset: float
+    """Points already spent above it."""
+    ns: int | None
+    gpu_hours: float | None
+    parent: str | None
+    measured: bool
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The waterfall, top down."""
+
+    title: str
+    unit: str
+    """`points` of peak, or `% of time`."""
+    rungs: list[Rung]
+
+
+def verdict(document: Document) -> Verdict:
+    """Read the document."""
+    mfu = document["mfu"]
+    hfu = None if mfu["hfu"] is None else fmt.percent(mfu["hfu"])
+    return Verdict(
+        mfu="unknown" if mfu["value"] is None else fmt.percent(mfu["value"]),
+        hfu=hfu,
+        basis=_basis(document) if mfu["value"] is not None else [*why_no_mfu(document), *_executed(document)],
+        scope=scope(document),
+        speed=_speed(document),
+        doubts=doubts(document),
+        synthetic=bool(document["synthetic"]),
+    )
+
+
+def why_no_mfu(document: Document) -> list[str]:
+    """Say why MFU is null: what the analysis says, else which of its parts is missing."""
+    mfu = document["mfu"]
+    if mfu["value"] is not None:
+        return []
+    if mfu["messages"]:
+        return [fmt.clean(message) for message in mfu["messages"]]
+    reasons = []
+    if mfu["model_flops_per_step"] is None:
+        reasons.append("no model was given: add --model NAME and --tokens-per-step N (global)")
+    if document["hardware"]["peak_flops"] is None:
+        device = document["hardware"]["device"]
+        reasons.append(f"no peak is known for {fmt.clean(device)}" if device else "the traces name no device")
+    return reasons or ["the analysis gave none"]
+
+
+def _basis(document: Document) -> list[str]:
+    mfu = document["mfu"]
+    parts = [f"convention {fmt.clean(mfu['convention'])}" if mfu["convention"] else "convention unknown"]
+    if mfu["model_flops_per_step"] is not None:
+        parts.append(f"{fmt.si(mfu['model_flops_per_step'], 'FLOP')} a step")
+    if mfu["source"]:
+        parts.append(fmt.clean(mfu["source"]))
+    lines = [" · ".join(parts), peak_line(document)]
+    lines += _coverage(mfu)
+    others = sorted((share, name) for name, share in (mfu["other_conventions"] or {}).items() if share is not None)
+    if others:
+        ends = dict.fromkeys([others[0], others[-1]])
+        shown = " to ".join(f"{fmt.percent(share)} ({fmt.clean(name)})" for share, name in ends)
+        lines.append(f"{fmt.plural(len(others), 'other convention')}: {shown}")
+    return [*lines, *(fmt.clean(message) for message in mfu["messages"] or ())]
+
+
+def _executed(document: Document) -> list[str]:
+    mfu = document["mfu"]
+    lines = _coverage(mfu)
+    if document["hardware"]["peak_flops"] is not None:
+        lines.append(peak_line(document))
+    return lines
+
+
+def _coverage(mfu: Mapping[str, Any]) -> list[str]:
+    """Say how much of the work HFU knows: below all of it, HFU is too low, and may even be below MFU."""
+    if mfu["hfu"] is None:
+        return []
+    known = mfu["flops_coverage"]
+    if known is None:
+        return ["HFU is from the shapes of the trace's ops"]
+    less = "" if known > 0.9995 else ", so it is too low by what the rest computes"
+    return [f"HFU is from ops with known shapes, {fmt.percent(known)} of matmul time{less}"]
+
+
+def peak_line(document: Document) -> str:
+    """Say what MFU is measured against; of many sources the first."""
+    hardware = document["hardware"]
+    if hardware["peak_flops"] is None:
+        return "peak unknown"
+    dtype = f" {fmt.clean(hardware['dtype'])}" if hardware["dtype"] else ""
+    device = f", {fmt.clean(hardware['device'])}" if hardware["device"] else ""
+    first, *more = [fmt.clean(one) for one in (hardware["source"] or "").split("; ")]
+    source = f" ({first}{f', and {len(more)} more' if more else ''})" if first else ""
+    return f"peak {fmt.si(hardware['peak_flops'], 'FLOP/s')}{dtype}{device}{source}"
+
+
+def scope(document: Document) -> str:
+    """Say which ranks and steps the numbers cover."""
+    found, quality = document["scope"], document["quality"]
+    traced, world = found["ranks_traced"], found["world_size"]
+    ranks = f"{traced:,} of {fmt.plural(world, 'rank')}" if world else fmt.plural(traced or 0, "rank")
+    steps = found["steps"]
+    covers = "one window per rank" if steps is None else f"steps {steps[0]} to {steps[1]}"
+    source = f" (from {fmt.clean(quality['steps_source'])})" if quality["steps_source"] else ""
+    return f"{ranks} · {covers}{source}"
+
+
+def _speed(document: Document) -> list[str]:
+    speed, totals = document["throughput"], document["totals"]
+    lines = []
+    if speed["step_time_p50_ns"] is not None:
+        slow = speed["slow_steps"]
+        lost = f", {fmt.plural(slow, 'slow step')} ({fmt.duration(speed['slow_step_excess_ns'])} lost)" if slow else ""
+        lines.append(
+            f"step {fmt.duration(speed['step_time_p50_ns'])} median, "
+            f"{fmt.duration(speed['step_time_p95_ns'])} p95{lost}"
+        )
+    if speed["tokens_per_second"] is not None:
+        each = speed["tokens_per_second_per_device"]
+        per_device = f" ({fmt.si(each, '')} per device)" if each is not None else ""
+        lines.append(f"{fmt.si(speed['tokens_per_second'], '')} tokens/s{per_device}")
+    if totals["overlap"] is not None:
+        lines.append(f"{fmt.percent(totals['overlap'])} of communication hidden behind compute")
+    return lines
+
+
+def doubts(document: Document) -> list[str]:
+    """List what the traces lack, most serious first."""
+    quality, found, window = document["quality"], document["scope"], document["totals"]["window_ns"]
+    rejected = quality["rejected"] or []
+    lines = [f"rejected {fmt.clean(bad['path'])}: {fmt.clean(bad['reason'])}" for bad in rejected[:3]]
+    if len(rejected) > 3:
+        lines.append(f"and {len(rejected) - 3:,} more inputs rejected")
+    world, traced = found["world_size"], found["ranks_traced"]
+    if world and traced is not None and traced < world:
+        lines.append(f"{world - traced:,} of {world:,} ranks have no trace: shares are of those that do")
+    if quality["clock"]["aligned"]:
+        lines.append(f"clocks aligned to ± {fmt.duration(quality['clock']['uncertainty_ns'])}")
+    elif (traced or 0) > 1:
+        lines.append("clocks of the ranks are not aligned: waiting cannot be told from transfer")
+    unknown = fmt.ratio(quality["unknown_kernel_ns"], window)
+    if unknown:
+        lines.append(f"{fmt.percent(unknown)} of the time is in kernels that no pattern knows (inside compute)")
+    missing, events = quality["launches_missing"], quality["device_events"]
+    if missing:
+        of = f" of {events:,}" if events else ""
+        lines.append(f"{missing:,}{of} device events have no launch in the trace: their gaps have no cause")
+    if quality["graph_coverage"]:
+        lines.append(f"{fmt.percent(quality['graph_coverage'])} of device work was launched by CUDA graphs")
+    if quality["carry_in_ns"]:
+        lines.append(f"{fmt.duration(quality['carry_in_ns'])} of work before the first window is left out (carry-in)")
+    if quality["after_last_ns"]:
+        lines.append(f"{fmt.duration(quality['after_last_ns'])} of work after the last window is left out")
+    if quality["spill_ns"]:
+        lines.append(f"{fmt.duration(quality['spill_ns'])} of work ran in a later step's window (spill)")
+    if quality["undated_events"]:
+        lines.append(f"{quality['undated_events']:,} events have no time")
+    lines += [fmt.clean(note) for note in document["hardware"]["notes"] or ()]
+    return [*lines, *(fmt.clean(note) for note in quality["notes"] or ())]
+
+
+def ladder(document: Document) -> Ladder:
+    """Return the waterfall, or the partition of time where there is none."""
+    rows = document["waterfall"]
+    if not rows:
+        return _time_ladder(document)
+    start = document["mfu"]["ladder_start"] or next(
+        (row["term"] for row in rows if row["term"] in ("mfu", "hfu")), "time"
+    )
+    title, unit = {
+        "mfu": ("where 100 points of peak went", "points"),
+        "hfu": ("where 100 points of peak went, from HFU down: MFU is unknown", "points"),
+    }.get(start, ("where the time went, as no peak or no FLOPs are known", "% of time"))
+    return Ladder(title, unit, _rungs(rows))
+
+
+def _rungs(rows: list[dict[str, Any]]) -> list[Rung]:
+    """Place the rungs: each starts where the one above ends; parts start with their parent."""
+    offsets: dict[str | None, float] = {None: 0.0}
+    tops = {row["term"] for row in rows if row["parent"] is None}
+    children: dict[str | None, list[dict[str, Any]]] = {}
+    for row in rows:
+        children.setdefault(row["parent"] if row["parent"] in tops else None, []).append(row)
+    ordered = [one for top in children.get(None, []) for one in (top, *children.get(top["term"], []))]
+    rungs = []
+    for row in ordered:
+        parent = row["parent"] if row["parent"] in tops else None
+        offset, term = offsets[parent], row["term"]
+        if row["measured"]:
+            offsets[parent] = offset + (row["points"] or 0)
+        if parent is None:
+            offsets[term] = offset
+        rungs.append(
+            Rung(term, term_label(term, parent), kind_of(term, parent), row["points"], offset, row["ns"],
+                 row["gpu_hours"], parent, bool(row["measured"]))
+        )  # fmt: skip
+    return rungs
+
+
+def _time_ladder(document: Document) -> Ladder:
+    totals, idle, window = document["totals"], document["idle"], document["totals"]["window_ns"]
+    rows = [
+        {"term": name, "ns": totals[f"{name}_ns"], "parent": None}
+        for name in ("compute", "exposed_comm", "exposed_memcpy", "idle")
+    ]
+    rows += [
+        {"term": name, "ns": idle[f"{name}_ns"], "parent": "idle"}
+        for name in ("host_late", "launch", "dependency", "unattributed")
+        if idle[f"{name}_ns"]
+    ]
+    for row in rows:
+        share = fmt.ratio(row["ns"], window)
+        row.update(points=None if share is None else 100 * share, measured=row["ns"] is not None)
+        row["gpu_hours"] = None if row["ns"] is None else row["ns"] / 3600e9
+    return Ladder("where the time went", "% of time", _rungs(rows))
+
+
+def term_label(term: str, parent: str | None = None) -> str:
+    """Name a term in words."""
+    if parent is None and term.startswith("idle_"):
+        return "idle: " + fmt.label(term.removeprefix("idle_"))
+    return _LABELS.get(term) or fmt.label(term)
+
+
+def kind_of(term: str, parent: str | None = None) -> str:
+    """Say how to colour a term: like the one that holds it."""
+    name = parent or term
+    return "idle" if name.startswith("idle") else _COLOURS.get(name, "compute")
+
+
+def not_measured(found: Ladder) -> str | None:
+    """Say which terms the traces cannot support, and where their time is."""
+    inside: dict[str, list[str]] = {}
+    for rung in found.rungs:
+        if not rung.measured and rung.parent is not None:
+            inside.setdefault(term_label(rung.parent), []).append(rung.label)
+    parts = [f"{', '.join(names)} (inside {parent})" for parent, names in inside.items()]
+    return "not measured: " + "; ".join(parts) if parts else None

@@ -1,0 +1,293 @@
+"""Each rule finds what it should and nothing else: on simulated faults, on real traces, and on cases made by hand."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_kernels import shapes, tables
+from test_waterfall import H100, NANOGPT, QWEN, TRACELENS, simulated
+from trace_rows import Row, call, copy, kernel, op, span, step
+
+from perfkit.analysis.analyze import analyze, analyze_tables
+from perfkit.analysis.findings import RULES
+from perfkit.report.report import Report
+from perfkit.schema import FINDINGS, conform
+from perfkit.simulate import Job, Mesh, parse_fault
+
+KINETO = "pytorch__kineto/tb_plugin/samples"
+PUZZLERS = "anupambhatnagar__GPUPuzzlers"
+US, MS = 1_000, 1_000_000
+
+
+def ids(found: Report) -> list[str]:
+    return [row["id"] for row in found.summary["findings"]]
+
+
+def finding(found: Report, id: str) -> dict[str, Any]:
+    return next(row for row in found.summary["findings"] if row["id"] == id)
+
+
+# ------------------------------------------------------------------ simulated faults
+
+MATCHING = {
+    "data-stall": "data_bound", "late-rank": "host_bound", "slow-host": "host_bound", "sync-point": "sync_points",
+    "allocator-churn": "allocator_churn", "recompute": "recompute", "small-bucket": "small_messages",
+    "slow-link": "exposed_communication", "slow-rank": "slow_rank", "throttle": "slow_rank",
+    "stream-stall": "stream_waits", "lost-launches": "profiler_distortion",
+}  # fmt: skip
+"""Every fault of the simulator, and the finding that names it."""
+
+
+def scenario(kind: str, seed: int) -> Job:
+    """Return a job that runs well but for one fault, which costs a few percent of the time or more.
+
+    Models, meshes, targets and sizes of the fault are drawn. Faults of launching and of synchronising cost next to
+    nothing where kernels take milliseconds, so that they get a small model; it has no FSDP, because gathering
+    small layers is a fault of its own.
+    """
+    dice = random.Random(f"{kind} {seed}")
+    small = kind in ("sync-point", "slow-host")
+    meshes = [Mesh(dp=4), Mesh(dp=8), Mesh(fsdp=4), Mesh(dp=2, fsdp=2)]
+    mesh = dice.choice([Mesh(dp=2), Mesh(dp=4)] if small or kind == "small-bucket" else meshes)
+    rank, hidden = dice.randrange(mesh.world_size), 1024 if small else dice.choice([3072, 4096, 5120])
+    fault = {
+        "data-stall": f"{kind}:{rank}:{dice.randint(20, 80)}ms", "late-rank": f"{kind}:{rank}:{dice.randint(20, 80)}ms",
+        "slow-host": f"{kind}:0:{dice.randint(5, 10)}x", "sync-point": f"{kind}:{dice.choice(['all', rank])}",
+        "allocator-churn": f"{kind}:{rank}:{dice.randint(3, 9)}ms", "recompute": kind,
+        "small-bucket": f"{kind}:{dice.randint(12, 24)}x", "slow-link": f"{kind}:{rank}:{dice.randint(6, 16)}x",
+        "slow-rank": f"{kind}:{rank}:{dice.randint(120, 180) / 100}x",
+        "throttle": f"{kind}:{rank}:{dice.randint(125, 180) / 100}x",
+        "stream-stall": f"{kind}:{rank}:{dice.randint(2, 6)}ms", "lost-launches": f"{kind}:all",
+    }.get(kind)  # fmt: skip
+    return Job(
+        mesh=mesh, seed=seed, steps=2 if kind == "small-bucket" else dice.choice([3, 4, 5]),
+        layers=dice.choice([4, 6]), hidden=hidden, ffn=hidden * dice.choice([3, 4]), seq_len=1024 if small else 4096,
+        micro_batch=1 if small else dice.choice([2, 3]), micro_batches=8 if small else 1,
+        faults=() if fault is None else (parse_fault(fault),),
+    )  # fmt: skip
+
+
+@cache
+def of_scenario(kind: str, seed: int) -> Report:
+    return simulated(scenario(kind, seed))
+
+
+@pytest.mark.parametrize("kind", MATCHING)
+def test_a_simulated_fault_is_named_first(kind: str) -> None:
+    found = of_scenario(kind, 0)
+    assert ids(found)[0] == MATCHING[kind]
+    conform(FINDINGS, found.tables["findings"])
+
+
+def test_a_healthy_job_has_no_findings() -> None:
+    assert [ids(of_scenario("healthy", seed)) for seed in range(2)] == [[], []]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", MATCHING)
+def test_a_simulated_fault_is_named_first_in_95_of_100_jobs(kind: str) -> None:
+    named = [ids(simulated(scenario(kind, seed)))[:1] == [MATCHING[kind]] for seed in range(100, 200)]
+    assert sum(named) >= 95, [seed for seed, hit in enumerate(named, 100) if not hit]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_healthy_jobs_have_no_findings_in_99_of_100() -> None:
+    clean = [not ids(simulated(scenario("healthy", seed))) for seed in range(100, 200)]
+    assert sum(clean) >= 99, [seed for seed, hit in enumerate(clean, 100) if not hit]
+
+
+def test_findings_of_faults_stay_apart() -> None:
+    """No fault is taken for another one's."""
+    for kind, expected in MATCHING.items():
+        others = set(MATCHING.values()) - {expected}
+        assert not others & set(ids(of_scenario(kind, 0))), kind
+
+
+def test_a_fault_of_one_rank_costs_all_of_them() -> None:
+    job = Job(
+        mesh=Mesh(dp=4), steps=4, hidden=4096, ffn=16384, seq_len=4096, faults=(parse_fault("data-stall:1:60ms"),)
+    )
+    found = simulated(job)
+    alone = found.summary["io"]["data_wait_ns"] / found.summary["totals"]["window_ns"]
+    # one rank stands still for data, three stand still for it
+    assert finding(found, "data_bound")["points"] == pytest.approx(100 * 4 * alone, rel=0.15)
+    assert "exposed_communication" not in ids(found)
+
+
+def test_the_slow_rank_is_the_one_that_was_slowed_and_throttling_is_told_apart() -> None:
+    for kind, throttled in (("slow-rank", False), ("throttle", True)):
+        job = scenario(kind, 0)
+        (fault,) = job.faults
+        row = finding(of_scenario(kind, 0), "slow_rank")
+        assert row["evidence"]["rank"] == fault.target
+        assert ("clocks" in row["next"]) == throttled
+        assert row["evidence"]["matrix_kernels"] == pytest.approx((fault.permille or 0) / 1000, rel=0.03)
+
+
+def test_a_late_host_is_reported_with_its_place() -> None:
+    evidence = finding(of_scenario("late-rank", 0), "host_bound")["evidence"]
+    assert evidence["places"][0]["where"].startswith("train.py:88")
+
+
+def test_checkpoints_that_block_are_found() -> None:
+    job = Job(mesh=Mesh(dp=2), steps=4, hidden=4096, ffn=16384, seq_len=4096, checkpoint_every=2, checkpoint_ns=60 * MS)
+    assert ids(simulated(job))[0] == "checkpoint_stall"
+
+
+def test_a_slow_step_is_found_beside_its_cause() -> None:
+    job = Job(mesh=Mesh(dp=2), steps=8, hidden=4096, ffn=16384, seq_len=4096,
+              faults=(parse_fault("late-rank:all:90ms@4"),))  # fmt: skip
+    found = simulated(job)
+    assert "slow_steps" in ids(found)
+    assert [s["step"] for s in finding(found, "slow_steps")["evidence"]["steps"]] == [job.first_step + 3]
+    assert "slow_steps" not in ids(of_scenario("late-rank", 0))  # every step is the same
+
+
+# ------------------------------------------------------------------ real traces
+
+
+def test_resnet_without_workers_is_data_bound_and_with_four_it_is_not(traces: Path) -> None:
+    assert ids(analyze(traces / KINETO / "resnet50_num_workers_0"))[0] == "data_bound"
+    assert "data_bound" not in ids(analyze(traces / KINETO / "resnet50_num_workers_4"))
+
+
+def test_torchrec_runs_the_allocator_inside_steps(traces: Path) -> None:
+    found = analyze(traces / "pytorch__torchrec/examples/golden_training/trace/sst_long_a2a_optimizer_3")
+    assert ids(found)[0] == "allocator_churn"
+    assert "exposed_communication" in ids(found)
+
+
+def test_copies_from_pageable_memory_are_found(traces: Path) -> None:
+    assert ids(analyze(traces / PUZZLERS / "streams/blocking"))[0] == "pageable_copies"
+
+
+def test_pinned_copies_and_hidden_ones_are_no_finding() -> None:
+    def found(copied: Row) -> list[str]:
+        return ids(analyze_tables(tables(kernel(0, 50), copied, kernel(100, 150))))
+
+    pageable = "Memcpy HtoD (Pageable -> Device)"
+    assert "pageable_copies" in found(copy(50, 100, name=pageable))
+    assert "pageable_copies" not in found(copy(50, 100))
+    assert "pageable_copies" not in found(copy(0, 50, name=pageable))
+
+
+def test_a_small_bert_starves_between_tiny_kernels_and_a_large_batch_does_not(traces: Path) -> None:
+    bert = analyze(traces / TRACELENS / "h100/gaunernst_bert-small-uncased__1016001.json.gz")
+    assert {"host_bound", "tiny_kernels"} <= set(ids(bert))
+    assert "tiny_kernels" not in ids(analyze(traces / TRACELENS / "h100" / QWEN))
+
+
+def test_eager_qwen_is_bound_by_elementwise_kernels_and_compiled_nanogpt_is_not(traces: Path) -> None:
+    assert ids(analyze(traces / TRACELENS / "h100" / QWEN)) == ["memory_bound_elementwise"]
+    compiled = analyze(traces / NANOGPT / "modded-nanogpt-hook-gpu-rank-00-chrome-trace.json.gz")
+    assert "memory_bound_elementwise" not in ids(compiled)
+
+
+# ------------------------------------------------------------------ cases made by hand
+
+
+def device_ops(*calls: tuple[str, list[list[int]], str, int], dtype: str = "c10::BFloat16") -> Report:
+    """One step of ops (name, shapes, kernel, µs), each launched ahead of time and run back to back."""
+    rows: list[Row] = [step(0, 0, 100 * MS)]
+    at = 10 * MS
+    for i, (name, dims, kernel_name, length) in enumerate(calls):
+        rows += [
+            shapes(op(i * 10_000, i * 10_000 + 9_000, name), *dims, dtype=dtype),
+            call(i * 10_000 + 100, i * 10_000 + 200, i + 1), kernel(at, at + length * US, i + 1, kernel_name),
+        ]  # fmt: skip
+        at += length * US
+    rows[0] = step(0, 0, at)
+    return analyze_tables(tables(*rows), hardware=H100)
+
+
+def test_products_that_tensor_cores_cannot_load_are_compared_with_those_that_they_can() -> None:
+    good = ("aten::mm", [[4096, 4096], [4096, 4096]], "nvjet_gemm", 200)
+
+    def bad(microseconds: int, columns: int = 50257) -> tuple[str, list[list[int]], str, int]:
+        return "aten::mm", [[4096, 4096], [4096, columns]], "nvjet_gemm_odd", microseconds
+
+    found = device_ops(good, bad(9_000))
+    row = finding(found, "gemm_alignment")
+    expected = 9_000 - 200 * 50257 / 4096
+    assert row["points"] == pytest.approx(100 * expected / 9_200, rel=1e-3)
+    assert json.loads(row["evidence"]["shapes"][0]["input_dims"])[1] == [4096, 50257]
+    assert "gemm_alignment" not in ids(device_ops(good, bad(2_400)))  # no slower than the aligned ones
+    assert "gemm_alignment" not in ids(device_ops(good, bad(9_000, columns=50304)))
+
+
+def test_fp32_products_are_found_on_a_device_that_has_bf16() -> None:
+    product = ("aten::mm", [[4096, 4096], [4096, 4096]], "ampere_sgemm_128x64_tn", 4_000)
+    found = device_ops(product, dtype="float")
+    assert ids(found)[0] == "gemm_precision"
+    assert finding(found, "gemm_precision")["points"] > 80
+    assert "gemm_precision" not in ids(device_ops((*product[:2], "nvjet_gemm", 400)))
+
+
+def test_attention_that_writes_its_scores_is_found() -> None:
+    scores, heads = [8, 16, 1024, 1024], [128, 1024, 64]
+    unfused = [
+        ("aten::bmm", [heads, [128, 64, 1024]], "gemm_qk", 300), ("aten::div", [scores], "elementwise_kernel", 300),
+        ("aten::_softmax", [scores], "cunn_SoftMaxForward", 500),
+        ("aten::bmm", [[128, 1024, 1024], heads], "gemm_pv", 300),
+    ]  # fmt: skip
+    row = finding(device_ops(*unfused), "unfused_attention")
+    assert row["points"] == pytest.approx(100 * 800 / 1400, rel=0.01)
+    # the softmax of a classifier is not attention
+    classifier = [("aten::mm", [[4096, 4096], [4096, 4096]], "gemm", 300),
+                  ("aten::_softmax", [[4096, 32000]], "cunn_SoftMaxForward", 500)]  # fmt: skip
+    assert "unfused_attention" not in ids(device_ops(*classifier))
+
+
+def test_profilers_that_stop_the_device_are_found_and_those_that_do_not_are_not() -> None:
+    def found(start: int) -> list[str]:
+        flush = {**span(start, start + 20, "Activity Buffer Request"), "category": "overhead"}
+        rows = [call(0, 1, 1), kernel(5, 50, 1), flush, call(5, 6, 2), kernel(80, 150, 2)]
+        return ids(analyze_tables(tables(*rows)))
+
+    assert "profiler_distortion" in found(55)
+    assert "profiler_distortion" not in found(10)
+
+
+def test_python_frames_distort_a_host_bound_step_only() -> None:
+    def found(late: int) -> list[str]:
+        rows = [
+            call(0, 1, 1),
+            kernel(10, 1000, 1),
+            call(1000 + late, 1001 + late, 2),
+            kernel(1010 + late, 2000 + late, 2),
+        ]
+        frames = [{**span(i, i + 1, f"train.py({i}): f"), "category": "python_function"} for i in range(50)]
+        return ids(analyze_tables(tables(*rows, *frames)))
+
+    assert "profiler_distortion" in found(late=500)
+    assert "profiler_distortion" not in found(late=-500)
+
+
+def test_findings_are_ranked_by_points_and_those_without_points_come_last() -> None:
+    both = simulated(Job(mesh=Mesh(dp=4), steps=4, hidden=4096, ffn=16384, seq_len=4096,
+                         faults=(parse_fault("recompute"), parse_fault("lost-launches:all"))))  # fmt: skip
+    assert ids(both) == ["recompute", "profiler_distortion"]
+    assert [row["points"] is None for row in both.summary["findings"]] == [False, True]
+
+
+def test_every_rule_has_a_name_of_its_own_and_says_what_to_do() -> None:
+    names = [rule.__name__ for rule in RULES]
+    assert len(set(names)) == len(names) == 18
+    seen = {row["id"]: row for kind in MATCHING for row in of_scenario(kind, 0).summary["findings"]}
+    assert set(seen) <= set(names)
+    assert all(row["next"] and row["title"] and row["evidence"] for row in seen.values())
+
+
+def test_with_an_mfu_a_finding_says_what_would_be_reached() -> None:
+    spec = {"layers": 4, "hidden": 4096, "heads": 32, "vocab": 32000, "seq_len": 4096, "n_params": 10**9}
+    job = Job(mesh=Mesh(dp=4), steps=3, hidden=4096, ffn=16384, seq_len=4096, faults=(parse_fault("recompute"),))
+    found = simulated(job, model=spec, tokens_per_step=job.tokens_per_step)
+    row, mfu = finding(found, "recompute"), found.summary["mfu"]["value"]
+    assert row["evidence"]["mfu_without_it"] == pytest.approx(mfu / (1 - row["points"] / 100))

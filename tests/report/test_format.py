@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfkit.report import format as fmt
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [(None, "–"), (0, "0"), (7, "7.00 ns"), (1_500, "1.50 µs"), (60_528_837, "60.5 ms"), (2_500_000_000, "2.50 s"),
+     (-3_000_000, "-3.00 ms"), (7200 * 10**9, "2.0 h")],
+)  # fmt: skip
+def test_durations_take_the_unit_that_reads_best(ns: int | None, text: str) -> None:
+    assert fmt.duration(ns) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (989.4e12, "989 TFLOP/s"), (1250.0, "1.25 kFLOP/s"), (0, "0 FLOP/s"), (0.5, "0.5 FLOP/s")],
+)
+def test_si_prefixes(value: float | None, text: str) -> None:
+    assert fmt.si(value, "FLOP/s") == text
+
+
+def test_ranges_name_runs() -> None:
+    assert fmt.ranges([3, 0, 1, 2, 7]) == "0-3, 7"
+    assert fmt.ranges([]) == ""
+
+
+def test_evidence_may_be_text_facts_or_rows() -> None:
+    assert fmt.evidence("as it is") == ["as it is"]
+    assert fmt.evidence({"wait_ns": 2_000_000, "share": 0.25}) == ["wait 2.00 ms · share 25.0 %"]
+    assert fmt.evidence([{"where": "a.py:1", "ns": 1000}] * 3, limit=2) == ["a.py:1 · 1.00 µs"] * 2 + ["and 1 more"]
+    assert fmt.evidence(None) == fmt.evidence([]) == fmt.evidence({}) == []
+
+
+@given(st.text(), st.integers(1, 30))
+def test_clean_text_is_printable_and_short(text: str, width: int) -> None:
+    shown = fmt.clean(text, width)
+    assert shown.isprintable()
+    assert len(shown) <= width
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda c: st.lists(c) | st.dictionaries(st.text(), c),
+        max_leaves=12,
+    )
+)
+def test_any_evidence_becomes_printable_lines(item: object) -> None:
+    assert all(line.isprintable() for line in fmt.evidence(item))

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfkit.report.verdict import doubts, ladder, not_measured, verdict
+from tests.report.documents import bare, report, terms
+
+
+def test_the_peak_and_its_source_stand_beside_mfu() -> None:
+    said = verdict(report().document)
+    assert said.mfu == "41.2 %"
+    assert "peak 989 TFLOP/s bf16, NVIDIA H100 80GB HBM3 (NVIDIA datasheet)" in said.basis
+
+
+def test_rungs_are_placed_in_order_and_parts_inside_their_parent() -> None:
+    rows = terms(("mfu", 40.0, None), ("non_matmul", 50.0, None), ("norm", 20.0, "non_matmul"),
+                 ("copy", 30.0, "non_matmul"), ("idle_host", 10.0, None), window_ns=10**9)  # fmt: skip
+    found = ladder({**report().document, "waterfall": rows})
+    assert [(r.term, r.offset, r.kind) for r in found.rungs] == [
+        ("mfu", 0, "useful"), ("non_matmul", 40, "compute"), ("norm", 40, "compute"), ("copy", 60, "compute"),
+        ("idle_host", 90, "idle"),
+    ]  # fmt: skip
+    assert found.unit == "points"
+
+
+def test_a_part_with_the_name_of_another_parents_part_stays_with_its_own() -> None:
+    rows = terms(("matmul_below_peak", 60.0, None), ("gemm", 60.0, "matmul_below_peak"), ("recompute", 40.0, None),
+                 ("gemm", 40.0, "recompute"), window_ns=10**9)  # fmt: skip
+    found = ladder({**report().document, "waterfall": rows})
+    assert [(r.term, r.parent, r.offset) for r in found.rungs][1::2] == [
+        ("gemm", "matmul_below_peak", 0), ("gemm", "recompute", 60)]  # fmt: skip
+
+
+def test_without_a_waterfall_the_partition_of_time_is_drawn() -> None:
+    document = {**report().document, "waterfall": None}
+    found = ladder(document)
+    tops = [r for r in found.rungs if r.parent is None]
+    assert found.unit == "% of time"
+    assert [r.term for r in tops] == ["compute", "exposed_comm", "exposed_memcpy", "idle"]
+    assert sum(r.ns or 0 for r in tops) == document["totals"]["window_ns"]
+
+
+def test_shares_of_time_are_not_called_points() -> None:
+    document = report().document
+    found = ladder({**document, "mfu": {**document["mfu"], "value": None, "ladder_start": "time"}})
+    assert found.unit == "% of time"
+    assert "where the time went" in found.title
+
+
+def test_terms_without_support_are_named_with_the_term_that_holds_them() -> None:
+    assert not_measured(ladder(report().document)) == (
+        "not measured: throttled clocks (inside matmul below peak); exposed wait (inside exposed communication)"
+    )
+
+
+def test_a_complete_trace_has_no_doubts() -> None:
+    document = bare().document
+    document["scope"] = {"ranks_traced": 1, "world_size": 1, "steps": [0, 1]}
+    assert doubts(document) == []
+
+
+@given(st.lists(st.floats(-20, 80), min_size=1, max_size=8))
+def test_each_rung_ends_where_the_next_begins(points: list[float]) -> None:
+    rows = terms(*((f"t{i}", p, None) for i, p in enumerate(points)), window_ns=10**9)
+    rungs = ladder({**report(ranks=1, steps=1).document, "waterfall": rows}).rungs
+    for above, below in itertools.pairwise(rungs):
+        assert below.offset == above.offset + (above.points or 0)
