@@ -163,8 +163,16 @@ EVENTS = TableSchema(
             "start_ns", pa.int64(), "Start on this rank's clock, Unix epoch where the source gives one. Null if absent."
         ),
         Column("dur_ns", pa.int64(), "Duration. Null if the event has none, or if the recorded one is negative."),
-        Column("device", pa.int32(), "Device that executed it; null on the host."),
-        Column("stream", pa.int64(), "Stream (queue) that executed it; null on the host."),
+        Column(
+            "device",
+            pa.int32(),
+            "Device that executed it, or that a runtime call says it is for; null on the host otherwise.",
+        ),
+        Column(
+            "stream",
+            pa.int64(),
+            "Stream (queue) that executed it. Null on the host, but for what the source says: Triton's cpu_ops carry 0.",
+        ),
         Column("pid", pa.int64(), "Process, or whatever integer the source put there."),
         Column("tid", pa.int64(), "Thread, or whatever integer the source put there."),
         Column(

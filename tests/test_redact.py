@@ -261,6 +261,11 @@ class TestKernelsAreStillWhatTheyWere:
         assert "acme" not in copy
         assert _meaning(copy) == _meaning(kernel)
 
+    @pytest.mark.parametrize("prefix", ["", "autograd::engine::evaluate_function: "])
+    def test_a_backward_is_still_one(self, prefix):
+        assert re.fullmatch(prefix + r"fn_[0-9a-f]{10}Backward", name(f"{prefix}AcmeSecretBackward"))
+        assert name(f"{prefix}AddmmBackward0") == f"{prefix}AddmmBackward0"
+
     def test_every_family_has_a_word_that_says_it(self):
         of_hints = {_meaning(f"[{hint}] symbol_0123456789") for hint in KERNEL_HINTS}
         assert of_hints >= {("communication", None), *((None, family) for family in FAMILIES if family != "unknown")}

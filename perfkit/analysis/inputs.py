@@ -20,12 +20,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from perfkit.analysis.classify import DEVICE_WORK, classify_events
 from perfkit.analysis.exchanges import COLLECTIVE_COLUMNS
 from perfkit.analysis.ops import OP_COLUMNS
-from perfkit.analysis.timeline import EVENT_COLUMNS, HOST_CLASSES
+from perfkit.analysis.timeline import EVENT_COLUMNS, HOST_CLASSES, of_classes
 from perfkit.errors import InputError
 from perfkit.schema import TABLES
 from perfkit.sources import kineto
@@ -115,7 +114,7 @@ def _collect(reading: Iterable[Chunk], rows: dict[tuple[int, str], list[pa.Table
         if table == "events":
             counts[part] += len(chunk)
             chunk = _classified(chunk)
-            chunk = chunk.filter(pc.is_in(chunk["class"].cast(pa.utf8()), pa.array(_CLASSES)))
+            chunk = chunk.filter(pa.array(of_classes(chunk, _CLASSES)))
         if table in _KEPT:
             rows[part, table].append(chunk.select([c for c in chunk.column_names if c in _KEPT[table]]))
     return counts

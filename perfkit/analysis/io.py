@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from perfkit.analysis.attribute import Busy
 from perfkit.analysis.classify import CLASSES, HOST_KINDS
-from perfkit.analysis.intervals import Spans, clip, difference, join, union
+from perfkit.analysis.intervals import Ints, Spans, clip, difference, join, union
 from perfkit.analysis.stacks import Kinds
 from perfkit.analysis.timeline import Timeline
 from perfkit.analysis.windows import Windows
@@ -40,7 +40,8 @@ IO_SCHEMA = pa.schema(
 def io_rows(timeline: Timeline, device: int | None, windows: Windows, busy: Busy, idle: pa.Table) -> pa.Table:
     """Return one row per kind of input and output inside the windows of one device."""
     low, high = (int(windows.edges[0]), int(windows.edges[-1])) if len(windows.edges) else (0, 0)
-    rows = [_on_host(timeline, kind, culprit, low, high, idle) for kind, culprit in _HOST]
+    kinds = Kinds(timeline).of_rows(timeline.host)
+    rows = [_on_host(timeline, kinds, kind, culprit, low, high, idle) for kind, culprit in _HOST]
     if device is not None:
         rows += _copies(timeline, device, low, high, busy)
     shown = device if device is not None and device >= 0 else None
@@ -50,9 +51,11 @@ def io_rows(timeline: Timeline, device: int | None, windows: Windows, busy: Busy
 _HOST = (("data", "data_loader"), ("checkpoint", "checkpoint"))
 
 
-def _on_host(timeline: Timeline, kind: str, culprit: str, low: int, high: int, idle: pa.Table) -> dict[str, object]:
+def _on_host(
+    timeline: Timeline, kinds: Ints, kind: str, culprit: str, low: int, high: int, idle: pa.Table
+) -> dict[str, object]:
     host = timeline.host
-    mine = np.flatnonzero(Kinds(timeline).of_rows(host) == HOST_KINDS.index(culprit))
+    mine = np.flatnonzero(kinds == HOST_KINDS.index(culprit))
     spans = clip(union(host.start[mine], host.end[mine]), low, high)
     exposed = pc.sum(idle.filter(pc.equal(idle["culprit"].cast(pa.utf8()), culprit))["idle_ns"]).as_py() or 0
     return {"kind": kind, "count": len(spans.start), "host_ns": spans.total, "exposed_ns": exposed}

@@ -14,7 +14,6 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from perfkit.analysis.attribute import Busy, attribute, busy_sets, rows_of
 from perfkit.analysis.bins import bin_middle_step
@@ -28,7 +27,7 @@ from perfkit.analysis.io import io_rows
 from perfkit.analysis.kernels import kernel_tables
 from perfkit.analysis.memory import memory_timeline
 from perfkit.analysis.ops import CallTree
-from perfkit.analysis.timeline import TIMELINE_CLASSES, Timeline, ints, read_timelines
+from perfkit.analysis.timeline import TIMELINE_CLASSES, Timeline, ints, of_classes, read_timelines
 from perfkit.analysis.waterfall import window_idle
 from perfkit.analysis.windows import FOREVER, Steps, Windows, find_steps, find_windows
 from perfkit.errors import PerfkitError, UsageError
@@ -102,8 +101,8 @@ def analyze_rank(tables: MutableMapping[str, pa.Table], options: Options) -> lis
 
     `events` is taken out of `tables`, so that its memory is free once the timelines are read.
     """
-    others = pc.invert(pc.is_in(tables["events"]["class"].cast(pa.utf8()), pa.array(TIMELINE_CLASSES)))
-    rest = {**tables, "events": tables["events"].filter(others)}
+    others = ~of_classes(tables["events"], TIMELINE_CLASSES)
+    rest = {**tables, "events": tables["events"].filter(pa.array(others))}
     shares = {name: split_timelines(rest[name]) for name in _SPLIT if name in rest}
     parts = []
     for timeline in read_timelines(tables.pop("events")):

@@ -43,8 +43,9 @@ class Kinds:
         for kind in np.unique(host.kind).tolist():
             rows = host.kind == kind
             table = self._tables.setdefault(kind, np.full(len(self._names), -2, np.int64))
-            used = np.unique(host.name[rows])
-            for code in used[table[used] == -2].tolist():
+            used = np.zeros(len(self._names), bool)
+            used[host.name[rows]] = True
+            for code in np.flatnonzero(used & (table == -2)).tolist():
                 table[code] = self._match(CLASSES[kind], self._names[code])
             result[rows] = table[host.name[rows]]
         return result

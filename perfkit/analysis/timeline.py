@@ -9,7 +9,7 @@ counted in `undated`. Device work whose device is not recorded belongs to the ra
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -25,6 +25,8 @@ from perfkit.analysis.intervals import Ints
 
 HOST_CLASSES = ("op", "runtime", "python", "range", "gc")
 TIMELINE_CLASSES = (*DEVICE_WORK, *HOST_CLASSES)
+MANY_EVENTS = 1_000_000
+"""Above this, memory that is free goes back to the system at once."""
 Mask: TypeAlias = npt.NDArray[np.bool_]
 EVENT_COLUMNS = (
     "rank", "segment", "event_id", "class", "name", "start_ns", "dur_ns", "device", "pid", "tid", "track",
@@ -126,8 +128,16 @@ def read_timelines(events: pa.Table) -> Iterator[Timeline]:
     del events, rank, segment, key  # millions of rows that nobody needs while a timeline is analysed
     while parts:
         timeline = _timeline(*parts.pop(0))
-        pa.default_memory_pool().release_unused()
+        if timeline.num_events > MANY_EVENTS:
+            pa.default_memory_pool().release_unused()
         yield timeline
+
+
+def of_classes(events: pa.Table, classes: Collection[str]) -> Mask:
+    """Say which events are of one of these classes."""
+    codes, values = encode_text(events["class"])
+    result: Mask = np.array([*(value in classes for value in values), False])[codes]
+    return result
 
 
 def _timeline(rank: int, segment: int, events: pa.Table) -> Timeline:

@@ -88,7 +88,7 @@ def test_a_healthy_job_has_no_findings() -> None:
     assert [ids(of_scenario("healthy", seed)) for seed in range(2)] == [[], []]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", MATCHING)
 def test_a_simulated_fault_is_named_first_in_95_of_100_jobs(kind: str) -> None:
@@ -96,7 +96,7 @@ def test_a_simulated_fault_is_named_first_in_95_of_100_jobs(kind: str) -> None:
     assert sum(named) >= 95, [seed for seed, hit in enumerate(named, 100) if not hit]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_healthy_jobs_have_no_findings_in_99_of_100() -> None:
     clean = [not ids(simulated(scenario("healthy", seed))) for seed in range(100, 200)]

@@ -440,24 +440,23 @@ def test_categories_and_names_follow_kineto(tmp_path: Path) -> None:
     )
     report.tables["MPI_COLLECTIVES_EVENTS"][0].pop("nameId")
     tables, _ = read_all(report.sqlite(tmp_path))
-    found = [(row["category"], row["name"], row["bytes"]) for row in events_of(tables)]
+    found = [(row["category"], row["class"], row["name"], row["bytes"]) for row in events_of(tables)]
     assert found == [
-        ("kernel", "void gemm<float>(int)", None),
-        ("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 4096),
-        ("gpu_memcpy", "Memcpy PtoP (Device -> Device)", 4096),
-        ("gpu_memset", "Memset (Device)", 4096),
-        ("cuda_runtime", "cudaLaunchKernel", None),
-        ("cuda_runtime", "cudaMemcpyAsync", None),
-        ("cuda_driver", "cuLaunchKernelEx", None),
-        ("cuda_backtrace", "cudaFree", None),
-        ("mpi", "MPI_Bcast", None),
-        ("osrt", "read", None),
+        ("kernel", "compute", "void gemm<float>(int)", None),
+        ("gpu_memcpy", "memcpy", "Memcpy HtoD (Pinned -> Device)", 4096),
+        ("gpu_memcpy", "memcpy", "Memcpy PtoP (Device -> Device)", 4096),
+        ("gpu_memset", "memset", "Memset (Device)", 4096),
+        ("cuda_runtime", "runtime", "cudaLaunchKernel", None),
+        ("cuda_runtime", "runtime", "cudaMemcpyAsync", None),
+        ("cuda_driver", "runtime", "cuLaunchKernelEx", None),
+        ("cuda_backtrace", None, "cudaFree", None),
+        ("mpi", None, "MPI_Bcast", None),
+        ("osrt", None, "read", None),
     ]
     meta = tables[0, "kernels_meta"].to_pylist()
     assert [(m["kind"], m["from_device"], m["to_device"]) for m in meta] == [
         (None, None, None), ("HtoD", None, None), ("PtoP", 0, 1), (None, None, None),
     ]  # fmt: skip
-    assert {row["class"] for row in events_of(tables)} == {None}
     assert [(row["pid"], row["tid"]) for row in events_of(tables, category="osrt")] == [(501, 9)]
 
 

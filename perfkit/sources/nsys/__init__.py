@@ -14,6 +14,9 @@ import shlex
 from collections.abc import Iterator
 from contextlib import closing
 
+import pyarrow as pa
+
+from perfkit.analysis.classify import classify_events
 from perfkit.sources.base import Chunk, Input, PartInfo, Reading, ReadOptions
 from perfkit.sources.nsys.export import ExportReader
 from perfkit.sources.nsys.plan import make_plan
@@ -53,5 +56,12 @@ class NsysReading:
             self.parts = reader.parts
             for chunk in reader:
                 self.bytes_read = int(self._input.size_bytes * reader.done)
-                yield chunk
+                yield chunk._replace(rows=_with_class(chunk.rows)) if chunk.table == "events" else chunk
         self.bytes_read = self._input.size_bytes
+
+
+def _with_class(events: pa.Table) -> pa.Table:
+    """Fill in the class: rows have Kineto's categories and names, so the same rules apply."""
+    index = events.column_names.index("class")
+    found = classify_events(events["category"], events["name"], phase=events["phase"])
+    return events.set_column(index, events.schema.field(index), found.cast(events.schema.field(index).type))
