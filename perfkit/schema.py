@@ -171,7 +171,7 @@ EVENTS = TableSchema(
         Column(
             "stream",
             pa.int64(),
-            "Stream (queue) that executed it. Null on the host, but for what the source says: Triton's cpu_ops carry 0.",
+            "Stream (queue) that executed it. Null on the host unless the source says one: Triton's cpu_ops carry 0.",
         ),
         Column("pid", pa.int64(), "Process, or whatever integer the source put there."),
         Column("tid", pa.int64(), "Thread, or whatever integer the source put there."),
