@@ -16,6 +16,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden, then fail once")
 
 
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Name bytes by their kind: packed data holds the time of packing, and workers must collect the same names."""
+    return argname if isinstance(val, (bytes, bytearray)) else None
+
+
 def real_traces() -> Path | None:
     """Folder of real traces: $PERFKIT_TRACES, else ../shared/traces beside the checkout."""
     for folder in (os.environ.get("PERFKIT_TRACES"), ROOT.parent / "shared" / "traces"):
