@@ -80,6 +80,7 @@ def test_a_kill_leaves_only_whole_segments(store):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_many_kills_leave_only_whole_segments(store):
     check_kill_loop(store, rounds=100, seed=2)
 
