@@ -23,7 +23,7 @@ from types import FrameType, ModuleType
 import perfkit
 from perfkit.errors import PerfkitError
 
-COMMANDS: tuple[str, ...] = ("ingest", "analyze", "mfu", "hardware", "simulate", "export", "store")
+COMMANDS: tuple[str, ...] = ("ingest", "analyze", "mfu", "hardware", "simulate", "export", "store", "hang")
 
 
 def load_command(name: str) -> ModuleType:
