@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from perfkit.sources.flight_recorder import Call, Dump, Group
+from perfkit.sources.flight_recorder import Dump, Group
 
 ONE_SIDED_OPS = ("broadcast", "reduce", "scatter", "gather")
 """Some members of these finish without the others, so that one who has not is no suspect for that alone."""
