@@ -23,7 +23,9 @@ from types import FrameType, ModuleType
 import perfkit
 from perfkit.errors import PerfkitError
 
-COMMANDS: tuple[str, ...] = ("ingest", "analyze", "mfu", "hardware", "simulate", "export", "store", "hang")
+COMMANDS: tuple[str, ...] = (
+    "ingest", "analyze", "mfu", "hardware", "simulate", "export", "store", "hang", "health", "trace", "serve-metrics",
+)  # fmt: skip
 
 
 def load_command(name: str) -> ModuleType:

@@ -1,0 +1,173 @@
+"""The fleet's weak nodes, from the store: lemons, GPUs that run hot or throttle, XIDs that come back.
+
+    check_fleet(job_nodes, gpu_rollup, health_events) -> list of FleetFinding, the worst first
+    slowed_steps(health_events, steps, ranks_of_host) -> steps that an event slowed
+
+Every finding names its evidence, and none takes a node out: that is for people to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from perfkit.goodput.health_node import HARMLESS_XIDS
+from perfkit.goodput.lemons import find_lemons
+
+MIN_XIDS = 2
+MIN_THERMAL_SHARE = 0.01
+HOT_BY_CELSIUS = 8.0
+HOT_BY_SPREADS = 4.0
+SLOW_BY = 1.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetFinding:
+    """Something about one node that stands out."""
+
+    cluster: str
+    node: str
+    kind: str
+    severity: str
+    detail: str
+    device: int | None = None
+    evidence: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the finding as a JSON object."""
+        return asdict(self)
+
+
+def check_fleet(job_nodes: pa.Table, gpu_rollup: pa.Table, health_events: pa.Table) -> list[FleetFinding]:
+    """Return what stands out, faults before warnings."""
+    found = [
+        *_lemons(job_nodes),
+        *_repeated_xids(health_events),
+        *_throttled(gpu_rollup),
+        *_hot(gpu_rollup),
+    ]
+    return sorted(found, key=lambda f: (f.severity != "fault", f.cluster, f.node, f.kind))
+
+
+def _lemons(job_nodes: pa.Table) -> Iterator[FleetFinding]:
+    for row in find_lemons(job_nodes).to_pylist():
+        if row["kind"] == "slow":
+            detail = (
+                f"slow in {row['bad']} of its last {row['of']} runs (chance: {row['expected']:.2g}),"
+                f" {row['slowdown'] - 1:.0%} slower than its peers"
+            )
+        else:
+            detail = f"blamed for interruptions on {row['bad']} days (chance: {row['expected']:.2g})"
+        yield FleetFinding(
+            cluster=row["cluster"],
+            node=row["node"],
+            kind=f"lemon, {row['kind']}",
+            severity="fault",
+            detail=detail,
+            evidence={"p_value": row["p_value"], "runs": row["runs"]},
+        )
+
+
+def _repeated_xids(events: pa.Table) -> Iterator[FleetFinding]:
+    xids = events.filter(pc.equal(events["kind"], "xid"))
+    counted: dict[tuple[str, str, int | None, int], list[int]] = {}
+    for row in xids.select(["cluster", "node", "device", "code", "time_ns"]).to_pylist():
+        if row["code"] is not None and row["code"] not in HARMLESS_XIDS:
+            counted.setdefault((row["cluster"], row["node"], row["device"], row["code"]), []).append(row["time_ns"])
+    for (cluster, node, device, code), times in counted.items():
+        if len(times) >= MIN_XIDS:
+            yield FleetFinding(
+                cluster=cluster,
+                node=node,
+                kind="repeated XID",
+                severity="fault",
+                detail=f"XID {code} came {len(times)} times",
+                device=device,
+                evidence={"code": code, "count": len(times), "last_ns": max(times)},
+            )
+
+
+def _per_gpu(gpu_rollup: pa.Table, *columns: str) -> pa.Table:
+    """Sum columns per GPU over all days."""
+    return gpu_rollup.group_by(["cluster", "node", "device"]).aggregate([(column, "sum") for column in columns])
+
+
+def _throttled(gpu_rollup: pa.Table) -> Iterator[FleetFinding]:
+    for row in _per_gpu(gpu_rollup, "throttle_thermal_ns", "allocated_ns").to_pylist():
+        lost, held = row["throttle_thermal_ns_sum"], row["allocated_ns_sum"]
+        if lost and held and lost / held > MIN_THERMAL_SHARE:
+            yield FleetFinding(
+                cluster=row["cluster"],
+                node=row["node"],
+                kind="thermal throttling",
+                severity="warning",
+                detail=f"{lost / held:.1%} of its time lost to heat or hardware slowdown",
+                device=row["device"],
+                evidence={"lost_ns": lost, "allocated_ns": held},
+            )
+
+
+def _hot(gpu_rollup: pa.Table) -> Iterator[FleetFinding]:
+    """Yield GPUs whose median daily temperature stands out among those of the same cluster and kind."""
+    known = gpu_rollup.filter(pc.is_valid(gpu_rollup["temp_mean_celsius"]))
+    if not known.num_rows:
+        return
+    days = known.group_by(["cluster", "name", "node", "device"]).aggregate([("temp_mean_celsius", "mean")])
+    groups: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
+    for row in days.to_pylist():
+        groups.setdefault((row["cluster"], row["name"]), []).append(row)
+    for (cluster, _), rows in groups.items():
+        heat = np.array([row["temp_mean_celsius_mean"] for row in rows])
+        usual = float(np.median(heat))
+        spread = 1.4826 * float(np.median(np.abs(heat - usual)))
+        limit = usual + max(HOT_BY_CELSIUS, HOT_BY_SPREADS * spread)
+        for row, celsius in zip(rows, heat.tolist(), strict=True):
+            if celsius > limit and len(rows) >= 8:
+                yield FleetFinding(
+                    cluster=cluster,
+                    node=row["node"],
+                    kind="hot GPU",
+                    severity="warning",
+                    detail=f"{celsius:.0f} °C on average, its peers {usual:.0f} °C",
+                    device=row["device"],
+                    evidence={"celsius": celsius, "peers_celsius": usual, "peers": len(rows)},
+                )
+
+
+def slowed_steps(health_events: pa.Table, steps: pa.Table, ranks_of_host: Mapping[str, set[int]]) -> pa.Table:
+    """Return the steps of a run that were slow while something happened on one of their hosts.
+
+    An event lasts from time_ns to end_ns (an instant if null) and touches the steps of that host's ranks that overlap
+    it. Only steps over the rank's median are listed, with what they cost beyond it.
+    """
+    rows: list[dict[str, Any]] = []
+    rank, start, end = (steps[name].to_numpy() for name in ("rank", "start_ns", "end_ns"))
+    number = steps["step"].to_numpy()
+    usual = {int(r): float(np.median((end - start)[rank == r])) for r in np.unique(rank)}
+    median = np.array([usual[int(r)] for r in rank])
+    for event in health_events.to_pylist():
+        ranks = ranks_of_host.get(event["node"])
+        if not ranks:
+            continue
+        until = event["end_ns"] if event["end_ns"] is not None else event["time_ns"]
+        touched = np.isin(rank, list(ranks)) & (start <= until) & (end >= event["time_ns"])
+        for place in np.flatnonzero(touched & (end - start > SLOW_BY * median)).tolist():
+            rows.append(
+                {
+                    "node": event["node"],
+                    "kind": event["kind"],
+                    "code": event["code"],
+                    "time_ns": event["time_ns"],
+                    "rank": int(rank[place]),
+                    "step": int(number[place]),
+                    "excess_ns": int(end[place] - start[place] - median[place]),
+                }
+            )
+    kinds = {"node": pa.utf8(), "kind": pa.utf8(), "code": pa.int64(), "time_ns": pa.int64(), "rank": pa.int32()}
+    kinds |= {"step": pa.int64(), "excess_ns": pa.int64()}
+    return pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()})
