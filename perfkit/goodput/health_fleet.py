@@ -8,6 +8,7 @@ Every finding names its evidence, and none takes a node out: that is for people 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -75,21 +76,24 @@ def _lemons(job_nodes: pa.Table) -> Iterator[FleetFinding]:
 
 def _repeated_xids(events: pa.Table) -> Iterator[FleetFinding]:
     xids = events.filter(pc.equal(events["kind"], "xid"))
-    counted: dict[tuple[str, str, int | None, int], list[int]] = {}
+    counted: dict[tuple[str, str], list[tuple[int, int | None, int]]] = {}
     for row in xids.select(["cluster", "node", "device", "code", "time_ns"]).to_pylist():
         if row["code"] is not None and row["code"] not in HARMLESS_XIDS:
-            counted.setdefault((row["cluster"], row["node"], row["device"], row["code"]), []).append(row["time_ns"])
-    for (cluster, node, device, code), times in counted.items():
-        if len(times) >= MIN_XIDS:
-            yield FleetFinding(
-                cluster=cluster,
-                node=node,
-                kind="repeated XID",
-                severity="fault",
-                detail=f"XID {code} came {len(times)} times",
-                device=device,
-                evidence={"code": code, "count": len(times), "last_ns": max(times)},
-            )
+            counted.setdefault((row["cluster"], row["node"]), []).append((row["code"], row["device"], row["time_ns"]))
+    for (cluster, node), seen in counted.items():
+        if len(seen) < MIN_XIDS:
+            continue
+        codes = Counter(code for code, _, _ in seen)
+        devices = sorted({device for _, device, _ in seen if device is not None})
+        where = f" on GPU {', '.join(map(str, devices))}" if devices else ""
+        yield FleetFinding(
+            cluster=cluster,
+            node=node,
+            kind="repeated XIDs",
+            severity="fault",
+            detail=", ".join(f"XID {code} {times}×" for code, times in codes.most_common()) + where,
+            evidence={"codes": dict(codes), "devices": devices, "last_ns": max(time_ns for _, _, time_ns in seen)},
+        )
 
 
 def _per_gpu(gpu_rollup: pa.Table, *columns: str) -> pa.Table:

@@ -30,7 +30,7 @@ def check(gpus=(), events=()):
 def test_an_xid_that_comes_back_is_found_and_one_of_the_program_is_not():
     assert check(
         events=[event("a", 79, 1), event("a", 79, 2), event("b", 79, 3), event("c", 31, 1), event("c", 31, 2)]
-    ) == [("a", "repeated XID")]
+    ) == [("a", "repeated XIDs")]
 
 
 def test_a_gpu_that_stands_out_among_its_peers_is_hot():
