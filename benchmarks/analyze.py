@@ -1,13 +1,14 @@
 """How fast the analysis of one rank is, and how it compares with HTA's load alone.
 
-    python benchmarks/analyze.py [--events 5000000] [--traces FOLDER] [--hta PYTHON] [--large TRACE.json.gz]
+    python benchmarks/analyze.py --parts tables,traces,large [--hta PYTHON]
 
-1. Attribution of N events (half device work, half launches on the host, 1,000 steps) on one core: from the
-   Arrow table to the partition of every step, and to everything (idle causes, culprits, copies).
-2. Twice as many events: the cost per event must not grow.
-3. With --traces: `.json.gz` to the summary, for the largest traces in the folder. With --hta: HTA's load
-   alone on the same files, in that Python (one with `pip install traceinsight`), after its imports.
-4. With --large: time and peak memory of a process that analyzes the trace repeated to 2 GB.
+`tables`  attribution of 5 and 10 million events (half device work, half launches, 1,000 steps) on one core: from the
+          Arrow table to the partition of every step, and to everything. The cost per event must not grow.
+`traces`  `.json.gz` to the printed document on the largest real traces, against HTA's load alone. `loaded` is after the
+          imports, on both sides; `process` is the wall time of a whole process, on both sides.
+`large`   time and peak memory of a process that analyzes a real trace repeated to 2 GB of JSON.
+
+Traces are in $PERFKIT_TRACES, else ../shared/traces; made files, compiled modules and HTA's venv are in the cache.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+ROOT = Path(__file__).resolve().parents[1]
+CACHE = Path(os.environ.get("PERFKIT_BENCH_CACHE", Path(tempfile.gettempdir()) / "perfkit-bench"))
+TRACES = Path(os.environ.get("PERFKIT_TRACES", ROOT.parent / "shared" / "traces"))
 pa.set_cpu_count(1)
 pa.set_io_thread_count(1)
 
@@ -104,25 +108,24 @@ def measure_tables(number: int) -> None:
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
 
 
-def measure_traces(folder: Path, hta_python: str | None, number: int = 5) -> None:
-    from perfkit.analysis.analyze import analyze
-
-    files = [p for p in folder.rglob("*.json.gz") if "ByteDance" not in str(p) and p.stat().st_size > 500_000]
-    for path in sorted(files, key=lambda p: -p.stat().st_size)[:number]:
-        ours = best_of(3, lambda path=path: analyze(path))
-        line = f"{path.name[:44]:44} {path.stat().st_size / 1e6:6.2f} MB gz   perfkit {ours:6.2f} s"
-        if hta_python:
-            theirs = hta_load(hta_python, path)
-            line += f"   HTA's load {theirs:6.2f} s   {theirs / ours:5.1f} times"
-        print(line, flush=True)
-
-
-HTA_LOAD = """
+ANALYZE_LOADED = """
+import sys, time
+from perfkit.cli.analyze import _leave_pandas_out
+_leave_pandas_out()
+from perfkit.analysis.analyze import analyze
+spent = []
+for _ in range(5):
+    begin = time.perf_counter()
+    analyze(sys.argv[1]).to_json()
+    spent.append(time.perf_counter() - begin)
+print(min(spent))
+"""
+HTA_LOADED = """
 import logging, sys, time
 from hta.trace_analysis import TraceAnalysis
 logging.disable(logging.CRITICAL)
 spent = []
-for _ in range(3):
+for _ in range(int(sys.argv[2])):
     begin = time.perf_counter()
     TraceAnalysis(trace_files={0: sys.argv[1]})
     spent.append(time.perf_counter() - begin)
@@ -130,13 +133,29 @@ print(min(spent))
 """
 
 
-def hta_load(python: str, path: Path) -> float:
-    """Seconds that HTA takes to read a trace, the best of three."""
-    environment = {**os.environ, "HTA_DISABLE_NS_ROUNDING": "1"}
-    command = [python, "-W", "ignore", "-c", HTA_LOAD, str(path)]
-    return float(
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()[-1]
-    )
+def run(command: list[str]) -> str:
+    """Run a process of perfkit or HTA with compiled modules, and return what it prints."""
+    environment = {**os.environ, "HTA_DISABLE_NS_ROUNDING": "1", "PYTHONPYCACHEPREFIX": str(CACHE / "pyc")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True
+    ).stdout
+
+
+def measure_traces(hta_python: str, number: int = 6) -> None:
+    files = [p for p in TRACES.rglob("*.json.gz") if "ByteDance" not in str(p) and p.stat().st_size > 500_000]
+    print(f"{'':44} {'MB gz':>6}   {'perfkit':>8} {'HTA':>8} {'ratio':>6}   {'perfkit':>8} {'HTA':>8} {'ratio':>6}")
+    print(f"{'':44} {'':>6}   {'loaded':>8} {'loaded':>8} {'':>6}   {'process':>8} {'process':>8}")
+    for path in sorted(files, key=lambda p: -p.stat().st_size)[:number]:
+        hta = [hta_python, "-W", "ignore", "-c", HTA_LOADED, str(path)]
+        ours, theirs = float(run([sys.executable, "-c", ANALYZE_LOADED, str(path)])), float(run([*hta, "3"]))
+        command = [sys.executable, "-m", "perfkit", "analyze", str(path), "--format", "json"]
+        whole, their_whole = best_of(5, lambda c=command: run(c)), best_of(2, lambda c=hta: run([*c, "1"]))
+        print(
+            f"{path.name[:44]:44} {path.stat().st_size / 1e6:6.2f}   {ours:6.2f} s {theirs:6.2f} s {theirs / ours:6.1f}"
+            f"   {whole:6.2f} s {their_whole:6.2f} s {their_whole / whole:6.1f}",
+            flush=True,
+        )
 
 
 ANALYZE = """
@@ -149,31 +168,31 @@ print(f"{events:,} events   {time.perf_counter() - begin:.1f} s   peak memory {p
 """
 
 
-def measure_large(source: Path, size: int = 2_000_000_000) -> None:
+def measure_large(size: int = 2_000_000_000) -> None:
     from ingest import repeat_trace
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = repeat_trace(source, Path(folder) / "large.json", size)
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
-        done = subprocess.run(
-            [sys.executable, "-c", ANALYZE, str(path)], env=environment, capture_output=True, text=True, check=True
-        )
-        print(f"{path.stat().st_size / 1e9:.2f} GB of {source.name}   {done.stdout.strip()}")
+    source = TRACES / "facebookresearch__HolisticTraceAnalysis/tests/data/trace_diff/control/control.json.gz"
+    path = repeat_trace(source, CACHE / f"repeated-{size >> 20}MB.json", size)
+    found = run([sys.executable, "-c", ANALYZE, str(path)]).strip()
+    print(f"{path.stat().st_size / 1e9:.2f} GB of {source.name}   {found}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default="tables,traces,large")
     parser.add_argument("--events", type=int, default=5_000_000)
-    parser.add_argument("--traces", type=Path)
-    parser.add_argument("--hta", metavar="PYTHON")
-    parser.add_argument("--large", type=Path, metavar="TRACE")
+    parser.add_argument("--hta", metavar="PYTHON", help="has `traceinsight`; without it a venv is made in the cache")
     args = parser.parse_args()
-    if args.events:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    parts = args.parts.split(",")
+    if "tables" in parts:
         measure_tables(args.events)
-    if args.traces:
-        measure_traces(args.traces, args.hta)
-    if args.large:
-        measure_large(args.large)
+    if "traces" in parts:
+        from ingest import venv
+
+        measure_traces(args.hta or str(venv("hta")))
+    if "large" in parts:
+        measure_large()
 
 
 if __name__ == "__main__":

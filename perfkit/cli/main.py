@@ -24,7 +24,9 @@ import perfkit
 from perfkit.errors import PerfkitError
 
 COMMANDS: tuple[str, ...] = (
-    "ingest", "analyze", "mfu", "hardware", "simulate", "export", "store", "hang", "health", "trace", "serve-metrics",
+    "demo", "run", "ingest", "analyze", "mfu", "hardware", "simulate", "export", "store", "hang", "goodput", "health",
+    "trace", "serve-metrics",
+    "dashboard",
 )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
-"""Count FLOPs with torch's flop counter on the meta device: shapes only, no memory, no GPU.
+"""Count FLOPs with the formulas of torch's flop counter, on the meta device: shapes only, no memory, no GPU.
 
     count_flops(step) -> FlopCount              `step` is any callable that runs the model
+    StepCounter()                               the same for a step that only happens: start(), stop() -> FlopCount
     count_spec(spec) -> FlopCount               a stand-in model of the spec's shapes, forward and backward
 
 The counter sees matrix products, convolutions and attention, and counts attention in full, so that its
@@ -11,6 +12,7 @@ counter charges that, conventions do not; `FlopCount.recomputed_scores` is that 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -39,11 +41,63 @@ class FlopCount:
 
 def count_flops(step: Callable[[], Any]) -> FlopCount:
     """Run `step` under the counter. Build model and inputs on the meta device to spend no memory."""
-    counter_mode = _torch_counter()
-    with counter_mode(display=False, custom_mapping=_cpu_attention()) as counter:
+    counter = StepCounter()
+    counter.start()
+    try:
         step()
-    by_op = {str(op): int(flops) for op, flops in counter.get_flop_counts().get("Global", {}).items()}
-    return FlopCount(int(counter.get_total_flops()), by_op)
+    finally:
+        counted = counter.stop()
+    return counted
+
+
+class StepCounter:
+    """The counter for code that cannot be called: start it before a step, stop it after.
+
+    torch's own FlopCounterMode decomposes operations on the way, which changes the order of additions and with it the
+    last bits of the gradients. This one only looks: results are bit-identical with and without it.
+    """
+
+    def __init__(self) -> None:
+        self._mode = _make_mode()
+
+    def start(self) -> None:
+        """Count from here on, on this thread and in its backward passes."""
+        self._mode.__enter__()
+
+    def stop(self) -> FlopCount:
+        """Stop and return what was seen."""
+        self._mode.__exit__(None, None, None)
+        return FlopCount(sum(self._mode.by_op.values()), dict(self._mode.by_op))
+
+
+def _make_mode() -> Any:
+    try:
+        dispatch: Any = importlib.import_module("torch.utils._python_dispatch")
+        counter: Any = importlib.import_module("torch.utils.flop_counter")
+    except ImportError as error:
+        raise _no_torch() from error
+    base: Any = dispatch.TorchDispatchMode
+    formulas = {
+        **counter.flop_registry,
+        **{op: counter.shape_wrapper(formula) for op, formula in _cpu_attention().items()},
+    }
+
+    class Looking(base):  # type: ignore[misc]
+        """Adds up the FLOPs of what passes by."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.by_op: dict[str, int] = {}
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            formula = formulas.get(getattr(func, "_overloadpacket", None))
+            if formula is not None:
+                name = str(func._overloadpacket)
+                self.by_op[name] = self.by_op.get(name, 0) + int(formula(*args, **(kwargs or {}), out_val=out))
+            return out
+
+    return Looking()
 
 
 def count_spec(spec: TransformerSpec, *, batch: int = 1) -> FlopCount:
@@ -65,14 +119,6 @@ def count_spec(spec: TransformerSpec, *, batch: int = 1) -> FlopCount:
         model(x).backward()
 
     return count_flops(step)
-
-
-def _torch_counter() -> Any:
-    try:
-        from torch.utils.flop_counter import FlopCounterMode
-    except ImportError as error:
-        raise _no_torch() from error
-    return FlopCounterMode
 
 
 def _cpu_attention() -> dict[Any, Any]:

@@ -114,6 +114,11 @@ class Loop:
             self._step.__enter__()
 
     @property
+    def counted_tokens(self) -> int | None:
+        """Tokens of the open step so far; None if no batch was recognised."""
+        return self._tokens if self._counted else None
+
+    @property
     def in_step(self) -> bool:
         """Whether a step is open."""
         return self._step is not None
