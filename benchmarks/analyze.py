@@ -5,7 +5,7 @@
 `tables`  attribution of 5 and 10 million events (half device work, half launches, 1,000 steps) on one core: from the
           Arrow table to the partition of every step, and to everything. The cost per event must not grow.
 `traces`  `.json.gz` to the printed document on the largest real traces, against HTA's load alone. `loaded` is after the
-          imports, on both sides; `process` is the wall time of a whole process, on both sides.
+          imports, on both sides, in wall and in CPU time; `process` is the wall time of a whole process, on both sides.
 `large`   time and peak memory of a process that analyzes a real trace repeated to 2 GB of JSON.
 
 Traces are in $PERFKIT_TRACES, else ../shared/traces; made files, compiled modules and HTA's venv are in the cache.
@@ -113,23 +113,25 @@ import sys, time
 from perfkit.cli.analyze import _leave_pandas_out
 _leave_pandas_out()
 from perfkit.analysis.analyze import analyze
-spent = []
-for _ in range(5):
-    begin = time.perf_counter()
+wall, cpu = [], []
+for _ in range(9):
+    begin, busy = time.perf_counter(), time.process_time()
     analyze(sys.argv[1]).to_json()
-    spent.append(time.perf_counter() - begin)
-print(min(spent))
+    wall.append(time.perf_counter() - begin)
+    cpu.append(time.process_time() - busy)
+print(min(wall), min(cpu))
 """
 HTA_LOADED = """
 import logging, sys, time
 from hta.trace_analysis import TraceAnalysis
 logging.disable(logging.CRITICAL)
-spent = []
+wall, cpu = [], []
 for _ in range(int(sys.argv[2])):
-    begin = time.perf_counter()
+    begin, busy = time.perf_counter(), time.process_time()
     TraceAnalysis(trace_files={0: sys.argv[1]})
-    spent.append(time.perf_counter() - begin)
-print(min(spent))
+    wall.append(time.perf_counter() - begin)
+    cpu.append(time.process_time() - busy)
+print(min(wall), min(cpu))
 """
 
 
@@ -144,15 +146,18 @@ def run(command: list[str]) -> str:
 
 def measure_traces(hta_python: str, number: int = 6) -> None:
     files = [p for p in TRACES.rglob("*.json.gz") if "ByteDance" not in str(p) and p.stat().st_size > 500_000]
-    print(f"{'':44} {'MB gz':>6}   {'perfkit':>8} {'HTA':>8} {'ratio':>6}   {'perfkit':>8} {'HTA':>8} {'ratio':>6}")
-    print(f"{'':44} {'':>6}   {'loaded':>8} {'loaded':>8} {'':>6}   {'process':>8} {'process':>8}")
+    columns = f"   {'perfkit':>8} {'HTA':>8} {'ratio':>6}"
+    print(f"{'':44} {'MB gz':>6}{3 * columns}")
+    print(f"{'':44} {'':>6}" + "".join(f"   {what:>8} {what:>8} {'':>6}" for what in ("loaded", "its CPU", "process")))
     for path in sorted(files, key=lambda p: -p.stat().st_size)[:number]:
         hta = [hta_python, "-W", "ignore", "-c", HTA_LOADED, str(path)]
-        ours, theirs = float(run([sys.executable, "-c", ANALYZE_LOADED, str(path)])), float(run([*hta, "3"]))
+        ours, our_cpu = map(float, run([sys.executable, "-c", ANALYZE_LOADED, str(path)]).split())
+        theirs, their_cpu = map(float, run([*hta, "3"]).split()[-2:])
         command = [sys.executable, "-m", "perfkit", "analyze", str(path), "--format", "json"]
         whole, their_whole = best_of(5, lambda c=command: run(c)), best_of(2, lambda c=hta: run([*c, "1"]))
         print(
             f"{path.name[:44]:44} {path.stat().st_size / 1e6:6.2f}   {ours:6.2f} s {theirs:6.2f} s {theirs / ours:6.1f}"
+            f"   {our_cpu:6.2f} s {their_cpu:6.2f} s {their_cpu / our_cpu:6.1f}"
             f"   {whole:6.2f} s {their_whole:6.2f} s {their_whole / whole:6.1f}",
             flush=True,
         )

@@ -20,6 +20,7 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from perfkit.arrays import from_list, nulls
 from perfkit.errors import SchemaError
 
 SCHEMA_VERSION = 1
@@ -107,7 +108,7 @@ def conform(schema: TableSchema, table: pa.Table) -> pa.Table:
     arrays = []
     for column in schema.columns:
         if column.name not in have:
-            arrays.append(pa.nulls(len(table), column.type))
+            arrays.append(nulls(column.type, len(table)))
             continue
         values = table[column.name]
         if column.required and values.null_count:
@@ -135,7 +136,7 @@ def table_from_rows(schema: TableSchema, rows: Iterable[dict[str, object]]) -> p
     columns = {}
     for column in schema.columns:
         value_type = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        columns[column.name] = pa.array([row.get(column.name) for row in rows], value_type)
+        columns[column.name] = from_list([row.get(column.name) for row in rows], value_type)
     return conform(schema, pa.table(columns))
 
 
@@ -615,6 +616,7 @@ NODES = TableSchema(
         Column("device", TEXT, "Device name."),
         Column("state", TEXT, "up, down, drained, unhealthy, unknown."),
         Column("reason", pa.utf8(), "Why."),
+        Column("synthetic", pa.bool_(), "Made by the simulator."),
     ),
 )
 
@@ -634,8 +636,16 @@ JOBS = TableSchema(
         Column("end_ns", pa.int64(), "Ended; null while it runs."),
         Column("gpus", pa.int32(), "GPUs allocated."),
         Column("nodes", pa.list_(pa.utf8()), "Nodes."),
+        Column("num_nodes", pa.int32(), "How many nodes, also where the source does not name them."),
         Column("state", TEXT, "State as the scheduler reports it."),
         Column("exit_code", pa.int32(), "Exit code."),
+        Column("signal", pa.int32(), "Signal that ended it; 0 for none."),
+        Column("cause", TEXT, "Why it ended, in the words of perfkit.goodput.causes; null while it runs."),
+        Column("account", TEXT, "Account, project or queue that pays."),
+        Column("partition", TEXT, "Partition, namespace or virtual cluster."),
+        Column("array", TEXT, "Job array that it is a task of."),
+        Column("source", TEXT, "sacct, scontrol, philly, kubernetes, …"),
+        Column("synthetic", pa.bool_(), "Made by the simulator."),
     ),
 )
 
@@ -654,31 +664,191 @@ HEALTH_EVENTS = TableSchema(
         Column("code", pa.int64(), "XID number or reason bits."),
         Column("severity", TEXT, "info, warning, fault."),
         Column("detail", pa.utf8(), "Free text."),
+        Column("synthetic", pa.bool_(), "Made by the simulator."),
     ),
 )
+
+GOODPUT_LOSSES = (
+    "init", "compile", "slow_step", "data_stall", "checkpoint", "restore", "eval", "lost", "recovery", "hang",
+    "unknown",
+)  # fmt: skip
+"""What eats allocated GPU-time (definition 18); with `productive` they are the goodput buckets."""
+
+GOODPUT_BUCKETS = ("productive", *GOODPUT_LOSSES)
+"""Exclusive: the columns `<bucket>_ns` of a row of run_rollup sum to its allocated_ns."""
+
+_BUCKET_DOCS = {
+    "productive": "GPU-ns of steps whose work was kept, at the run's normal pace.",
+    "init": "GPU-ns from the allocation to the first step, first attempt.",
+    "compile": "GPU-ns of compilation and of what the first steps took beyond the median.",
+    "slow_step": "GPU-ns that slow steps took beyond the median (definition 19).",
+    "data_stall": "GPU-ns waiting for data.",
+    "checkpoint": "GPU-ns of checkpoint saves that stopped training.",
+    "restore": "GPU-ns of loading checkpoints.",
+    "eval": "GPU-ns of evaluation.",
+    "lost": "GPU-ns of steps that a later attempt ran again.",
+    "recovery": "GPU-ns from an interruption to the first step after it, without restore.",
+    "hang": "GPU-ns in which nothing moved.",
+    "unknown": "GPU-ns that no record explains.",
+}
+_CLUSTER = Column("cluster", TEXT, "Cluster.", required=True)
+_SYNTHETIC = Column("synthetic", pa.bool_(), "Made by the simulator.")
 
 RUN_ROLLUP = TableSchema(
     name="run_rollup",
     kind="fleet",
-    doc="What a dashboard needs of a run, one row per run and hour.",
+    doc="What a dashboard needs of a run, one row per run, attempt and hour (UTC; jobs imported from a scheduler: "
+    "day). Columns that are GPU-ns, counts or FLOPs add up over rows; a ratio is a ratio of sums. No row crosses "
+    "midnight, so that `date=` is the day of the row.",
     columns=(
-        Column("cluster", TEXT, "Cluster.", required=True),
+        _CLUSTER,
         Column("run", TEXT, "Run.", required=True),
-        Column("attempt", pa.int32(), "Attempt."),
-        Column("start_ns", pa.int64(), "Start of the hour.", required=True),
-        Column("end_ns", pa.int64(), "End of the hour or of the data.", required=True),
-        Column("gpus", pa.int32(), "GPUs."),
-        Column("steps", pa.int64(), "Steps ended."),
-        Column("tokens", pa.int64(), "Tokens of the job."),
-        Column("model_flops", pa.float64(), "Model FLOPs of the job."),
-        Column("peak_flops", pa.float64(), "Peak FLOP/s of one device."),
-        Column("mfu_ratio", pa.float64(), "MFU."),
+        Column("attempt", pa.int32(), "Attempt; the first is 0."),
+        Column("start_ns", pa.int64(), "Start of the interval: the hour, or the attempt's start in it.", required=True),
+        Column("end_ns", pa.int64(), "End of the hour, of the attempt, or of the data.", required=True),
+        Column("name", TEXT, "Human name of the run."),
+        Column("user", TEXT, "Owner."),
+        Column("model", TEXT, "Model."),
+        Column("device", TEXT, "Device name."),
+        Column("world_size", pa.int32(), "Ranks of the job."),
+        Column("gpus", pa.int32(), "GPUs allocated."),
+        Column("num_nodes", pa.int32(), "Nodes of the attempt."),
+        Column("state", TEXT, "Of the run, as last known: queued, running, ended, failed, lost (silent without an end)."),
+        Column("eligible_ns", pa.int64(), "When the run could first have started; null if unknown."),
+        Column("run_start_ns", pa.int64(), "First allocation of the run."),
+        Column("last_seen_ns", pa.int64(), "Last record of any kind: the run's end, or its heartbeat."),
+        Column("steps", pa.int64(), "Steps ended, those run again included."),
+        Column("lost_steps", pa.int64(), "Of these, steps that a later attempt ran again."),
+        Column("tokens", pa.int64(), "Tokens of the job, those run again included."),
+        Column("model_flops", pa.float64(), "Model FLOPs of the job, by the run's convention."),
+        Column("retained_flops", pa.float64(), "Model FLOPs of the steps that were kept: effective MFU counts these."),
+        Column("peak_flops", pa.float64(), "Peak FLOP/s of one device; null if the device is not in the registry."),
+        Column("step_ns", pa.int64(), "GPU-ns inside steps and their data waits: the denominator of mfu_ratio."),
+        Column("mfu_ratio", pa.float64(), "MFU of the steps: model_flops / (peak_flops · step_ns · 1e-9)."),
+        Column("loss", pa.float64(), "Training loss at the end of the interval, if logged."),
         Column("step_time_p50_ns", pa.int64(), "Median step time."),
         Column("step_time_p95_ns", pa.int64(), "95th percentile."),
-        Column("allocated_ns", pa.int64(), "Allocated GPU-ns."),
-        Column("productive_ns", pa.int64(), "Productive GPU-ns."),
-        Column("losses", TEXT, "JSON: goodput bucket -> GPU-ns."),
-        Column("synthetic", pa.bool_(), "Made by the simulator."),
+        Column("memory_peak_bytes", pa.int64(), "Largest device memory in use on any rank."),
+        Column("allocated_ns", pa.int64(), "Allocated GPU-ns; the twelve buckets below sum to it exactly."),
+        *(Column(f"{bucket}_ns", pa.int64(), _BUCKET_DOCS[bucket]) for bucket in GOODPUT_BUCKETS),
+        Column("queue_ns", pa.int64(), "GPU-ns between eligible and end without GPUs; not part of allocated (ETTR)."),
+        Column("interruptions", pa.int32(), "Interruptions that ended work in the interval."),
+        Column("restarts", pa.int32(), "Starts after an interruption in the interval."),
+        Column("cause", TEXT, "Cause of the interval's last interruption; all of them are in table interruptions."),
+        _SYNTHETIC,
+    ),
+)
+
+INTERRUPTIONS = TableSchema(
+    name="interruptions",
+    kind="fleet",
+    doc="One row per interruption of a run: what ended it, what it cost, when it went on. Stored by the day it "
+    "happened.",
+    columns=(
+        _CLUSTER,
+        Column("run", TEXT, "Run.", required=True),
+        Column("attempt", pa.int32(), "Attempt that was interrupted."),
+        Column("time_ns", pa.int64(), "When work stopped.", required=True),
+        Column("resumed_ns", pa.int64(), "First step (or allocation) after it; null if the run never went on."),
+        Column("cause", TEXT, "In the words of perfkit.goodput.causes; `unknown` if nothing says.", required=True),
+        Column("planned", pa.bool_(), "Maintenance, preemption or a user's stop, not a failure. Null if unknown."),
+        Column("user", TEXT, "Owner."),
+        Column("gpus", pa.int32(), "GPUs of the run."),
+        Column("node", TEXT, "Node to blame, if known."),
+        Column("lost_ns", pa.int64(), "GPU-ns of steps that had to be run again."),
+        Column("recovery_ns", pa.int64(), "Allocated GPU-ns from the interruption to the first step after it."),
+        Column(
+            "down_ns", pa.int64(), "Wall time from the interruption to the first step after it; MTTR is their mean."
+        ),
+        _SYNTHETIC,
+    ),
+)
+
+CLUSTER_ROLLUP = TableSchema(
+    name="cluster_rollup",
+    kind="fleet",
+    doc="GPU-time of a cluster by state of its nodes, one row per cluster and hour (UTC). "
+    "up + down + drained + unhealthy + unknown = installed, exactly; "
+    "uptime = up / (installed − unknown).",
+    columns=(
+        _CLUSTER,
+        Column("start_ns", pa.int64(), "Start of the interval.", required=True),
+        Column("end_ns", pa.int64(), "End of the interval.", required=True),
+        Column("device", TEXT, "Device name; null if mixed."),
+        Column("nodes", pa.int32(), "Nodes in the inventory."),
+        Column("gpus", pa.int32(), "GPUs in the inventory."),
+        Column("gpus_down", pa.int32(), "GPUs down, drained or unhealthy at the end of the interval."),
+        Column("installed_ns", pa.int64(), "GPU-ns installed.", required=True),
+        Column("up_ns", pa.int64(), "GPU-ns of nodes that could work."),
+        Column("down_ns", pa.int64(), "GPU-ns of nodes that were down."),
+        Column("drained_ns", pa.int64(), "GPU-ns of nodes that were drained."),
+        Column("unhealthy_ns", pa.int64(), "GPU-ns of nodes that answered but were not fit for work."),
+        Column("unknown_ns", pa.int64(), "GPU-ns of which the inventory says nothing; outside uptime on both sides."),
+        Column("allocated_ns", pa.int64(), "GPU-ns held by runs; null if the runs are not known."),
+        Column("idle_ns", pa.int64(), "Up and held by no run: up − allocated, not below 0; null if either is null."),
+        _SYNTHETIC,
+    ),
+)
+
+GPU_ROLLUP = TableSchema(
+    name="gpu_rollup",
+    kind="fleet",
+    doc="Counters of one GPU, one row per cluster, node, device and day (UTC), from samples of capture or of scraped "
+    "exporters.",
+    columns=(
+        _CLUSTER,
+        Column("node", TEXT, "Node.", required=True),
+        Column("device", pa.int32(), "Device index on the node.", required=True),
+        Column("uuid", TEXT, "Device UUID."),
+        Column("name", TEXT, "Device name."),
+        Column("start_ns", pa.int64(), "Start of the interval.", required=True),
+        Column("end_ns", pa.int64(), "End of the interval.", required=True),
+        Column("state", TEXT, "Worst state of the node in the interval: up, down, drained, unhealthy, unknown."),
+        Column("allocated_ns", pa.int64(), "Time that a run held it."),
+        Column("samples", pa.int64(), "Samples behind the values below."),
+        Column("busy_ratio", pa.float32(), "Mean share of time with work on it, as the driver or GPM reports it."),
+        Column("tensor_ratio", pa.float32(), "Mean activity of the tensor cores, where GPM or DCGM gives it."),
+        Column("mfu_ratio", pa.float32(), "MFU of the runs that held it, weighted by time."),
+        Column("clock_mean_mhz", pa.float32(), "Mean SM clock while allocated."),
+        Column("temp_mean_celsius", pa.float32(), "Mean temperature."),
+        Column("temp_max_celsius", pa.float32(), "Highest temperature."),
+        Column("power_mean_watts", pa.float32(), "Mean power."),
+        Column("power_max_watts", pa.float32(), "Highest power."),
+        Column("memory_peak_bytes", pa.int64(), "Largest memory in use."),
+        Column(
+            "throttle_thermal_ns", pa.int64(), "Time lost to thermal or hardware throttling (definition 20): a fault."
+        ),
+        Column("throttle_power_ns", pa.int64(), "Time lost to the power limit (definition 20): not a fault."),
+        Column("ecc_corrected", pa.int64(), "Corrected memory errors in the interval."),
+        Column("ecc_uncorrected", pa.int64(), "Uncorrected memory errors in the interval."),
+        Column("nvlink_errors", pa.int64(), "NVLink errors in the interval."),
+        Column("xid_count", pa.int32(), "XIDs in the interval; which ones is in health_events."),
+        _SYNTHETIC,
+    ),
+)
+
+JOB_NODES = TableSchema(
+    name="job_nodes",
+    kind="fleet",
+    doc="Which nodes an attempt ran on and how fast each was against its peers: what lemon detection reads. Stored by "
+    "the day the attempt began.",
+    columns=(
+        _CLUSTER,
+        Column("run", TEXT, "Run.", required=True),
+        Column("attempt", pa.int32(), "Attempt."),
+        Column("node", TEXT, "Node.", required=True),
+        Column("start_ns", pa.int64(), "Start of the attempt on the node.", required=True),
+        Column("end_ns", pa.int64(), "End; null while it runs."),
+        Column("num_nodes", pa.int32(), "Nodes of the attempt."),
+        Column("ranks", pa.int32(), "Ranks on the node."),
+        Column("gpus", pa.int32(), "GPUs on the node."),
+        Column("steps", pa.int64(), "Steps behind the values below."),
+        Column("own_ns", pa.int64(), "Median own work per step of the node's slowest rank; null if not measured."),
+        Column("slowdown", pa.float64(), "own_ns over the median of the other nodes': 1 is normal, 1.2 is slow."),
+        Column("slowdown_basis", TEXT, "What own work is: own_work (definition 16), step_time; null if not measured."),
+        Column("wait_caused_ns", pa.int64(), "GPU-ns that other ranks waited for this node; null if not measured."),
+        Column("interrupted", pa.bool_(), "The attempt was interrupted and this node is blamed."),
+        _SYNTHETIC,
     ),
 )
 
@@ -692,7 +862,7 @@ TABLES: dict[str, TableSchema] = {
     schema.name: schema
     for schema in (
         RUNS, *TRACE_TABLES, STEPS, SPANS, LIFECYCLE, ATTRIBUTION, IDLE, COLLECTIVES, KERNELS, WATERFALL, FINDINGS,
-        NODES, JOBS, HEALTH_EVENTS, RUN_ROLLUP,
+        NODES, JOBS, HEALTH_EVENTS, RUN_ROLLUP, INTERRUPTIONS, CLUSTER_ROLLUP, GPU_ROLLUP, JOB_NODES,
     )
 }  # fmt: skip
 

@@ -28,7 +28,7 @@ def test_the_module_map_lists_every_module_and_no_other():
 
 
 def test_the_command_table_lists_every_command_and_no_other():
-    listed = set(re.findall(r"^\| `perfkit (\w+)", README.split("## Commands")[1], flags=re.MULTILINE))
+    listed = set(re.findall(r"^\| `perfkit ([\w-]+)", README.split("## Commands")[1], flags=re.MULTILINE))
     assert listed == set(COMMANDS)
 
 

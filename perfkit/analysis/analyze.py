@@ -1,6 +1,7 @@
 """`perfkit.analyze`: traces in, one Report out.
 
     analyze("traces/")                    files, folders and archives of any supported source
+    analyze("llama-8b", store="runs/")    a run in a store; the answer is kept there
     analyze_tables({"events": ...})       the same from Arrow tables (perfkit.schema)
 
 Inputs are read and analysed on an engine, one per worker, and only the small results are kept: memory is
@@ -24,6 +25,17 @@ from perfkit.analysis.findings import Facts, find, findings_json
 from perfkit.analysis.inputs import TracePart, plan_inputs, read_input, reason
 from perfkit.analysis.kernels import with_roofline
 from perfkit.analysis.rank import Options, RankPart, analyze_rank
+from perfkit.analysis.stored import (
+    StoredRank,
+    analysis_id,
+    find_run,
+    is_store,
+    job_facts,
+    plan_run,
+    read_rank,
+    recorded_steps,
+    write_report,
+)
 from perfkit.analysis.summary import kernels_summary, ranks_table, steps_table, summarize
 from perfkit.analysis.timeline import ints
 from perfkit.analysis.utilisation import Question, rank_hfu, resolve
@@ -33,6 +45,9 @@ from perfkit.engine.local import LocalEngine
 from perfkit.errors import InputError, PerfkitError, UsageError
 from perfkit.report.report import Report
 from perfkit.sources.ranks import PlannedInput
+from perfkit.store.commits import RunSummary
+from perfkit.store.lake import Store
+from perfkit.store.layout import RunKey
 
 WORKERS_PAY_BYTES = 16_000_000
 """Stored bytes above which starting worker processes is faster than reading in this one."""
@@ -40,9 +55,16 @@ WORKERS_PAY_BYTES = 16_000_000
 
 @dataclass(frozen=True)
 class _Task:
-    planned: PlannedInput
+    planned: PlannedInput | StoredRank
     options: Options
     ranks: frozenset[int] | None
+    records: pa.Table | None = None
+    """Steps that capture recorded."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it costs to read."""
+        return self.planned.size_bytes if isinstance(self.planned, StoredRank) else self.planned.input.size_bytes
 
 
 @dataclass
@@ -69,7 +91,7 @@ class _Result:
             return
         if trace.num_events is not None:
             new[0].quality.events = trace.num_events
-        new[0].quality.notes += [f"{trace.path}: {oddity}" for oddity in trace.oddities]
+        new[0].quality.notes += [f"{Path(trace.path).name}: {oddity}" for oddity in trace.oddities]
         self.parts += new
         self.infos.update(trace.infos() or _infos(trace.tables.get("device_info")))
         self.boards.update(_boards(trace.tables.get("device_info")))
@@ -97,32 +119,91 @@ def analyze(
     peak_flops: float | None = None,
     peak: str | None = None,
     world_size: int | None = None,
+    store: str | os.PathLike[str] | None = None,
+    cluster: str | None = None,
+    run: str | None = None,
+    attempt: int | None = None,
 ) -> Report:
-    """Analyse trace files, folders or archives.
+    """Analyse trace files, folders or archives, or a run in a store.
+
+    With a `store`, a path that is no file names a run in it, and the answer is kept there: under that run, or under
+    `cluster`, `run` and `attempt`, which are named as `perfkit ingest` names them. A path to a store is analysed too.
 
     For MFU say what was trained: `model` (a preset, spec keys or a TransformerSpec) and `tokens_per_step` of the
     whole job. The others replace what the traces tell; see `perfkit.analysis.utilisation.Question`.
     """
-    asked = _question(
-        {
-            "model": model, "tokens_per_step": tokens_per_step, "seq_len": seq_len, "hardware": hardware,
-            "dtype": dtype, "convention": convention, "peak_flops": peak_flops, "peak": peak, "world_size": world_size,
-        }
-    )  # fmt: skip
+    question = {
+        "model": model, "tokens_per_step": tokens_per_step, "seq_len": seq_len, "hardware": hardware,
+        "dtype": dtype, "convention": convention, "peak_flops": peak_flops, "peak": peak, "world_size": world_size,
+    }  # fmt: skip
+    _question(question)  # mistakes first
     options = Options(window, first_step, last_step)
     wanted = None if ranks is None else frozenset(ranks)
-    paths = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    lake, key, stored = _find_stored(given, store, cluster, run, attempt)
     results = [_Result()]
     with tempfile.TemporaryDirectory(prefix="perfkit-") as spool:
-        planned = plan_inputs(paths, Path(spool), results[0].rejected)
-        if wanted is not None:
-            planned = [one for one in planned if wanted & {part.rank for part in one.parts}]
-        tasks = [_Task(one, options, wanted) for one in planned]
-        small = sum(one.input.size_bytes for one in planned) < WORKERS_PAY_BYTES
+        planned: list[StoredRank] | list[PlannedInput]
+        if lake is not None and stored is not None:
+            planned = plan_run(lake, stored, wanted)
+            inputs = [commit.fingerprint for commit in lake.committed(*stored.key)]
+        else:
+            planned = plan_inputs(given, Path(spool), results[0].rejected)
+            inputs = [one.input.fingerprint for one in planned]
+            if wanted is not None:
+                planned = [one for one in planned if wanted & {part.rank for part in one.parts}]
+        records = recorded_steps(lake, key) if lake is not None and key is not None else None
+        tasks = [_Task(one, options, wanted, records) for one in planned]
+        small = sum(task.size_bytes for task in tasks) < WORKERS_PAY_BYTES
         runner = engine or LocalEngine(1 if small else None)
-        for outcome in runner.map(_analyze_input, tasks, cost=lambda t: t.planned.input.size_bytes, ordered=True):
+        for outcome in runner.map(_analyze_input, tasks, cost=lambda t: t.size_bytes, ordered=True):
             results.append(outcome.unwrap())
-    return _finish(results, asked)
+    known = _run_facts(lake, key, records, results, world_size)
+    if model is not None:  # then the run's own count of FLOPs is of no use
+        known = {name: value for name, value in known.items() if name not in ("flops_per_token", "convention")}
+    report = _finish(results, _question({**known, **{k: v for k, v in question.items() if v is not None}}))
+    if store is not None and lake is not None and key is not None:
+        asked = {**question, "window": window, "steps": (first_step, last_step), "ranks": sorted(wanted or ())}
+        write_report(report, lake, key, id=analysis_id(inputs, asked), model=model)
+    return report
+
+
+def _find_stored(
+    paths: list[str | os.PathLike[str]], store: str | os.PathLike[str] | None, cluster: str | None, run: str | None,
+    attempt: int | None,
+) -> tuple[Store | None, RunKey | None, RunSummary | None]:  # fmt: skip
+    """Return the store, the run that the answer belongs to, and that run if it is what is analysed."""
+    if store is None:
+        if not paths or not is_store(paths[0]):
+            return None, None, None
+        store, names = paths[0], [os.fspath(path) for path in paths[1:]]
+    else:
+        names = [os.fspath(path) for path in paths if not Path(path).exists()]
+        if names and len(names) < len(paths):
+            raise UsageError(f"{names[0]} does not exist", next_step="name files, or one run of the store")
+        if not names:
+            from perfkit.sources.ingest import default_run
+
+            return Store(store), RunKey(cluster or "default", run or default_run(paths), attempt or 0), None
+    if len(names) > 1:
+        raise UsageError(f"{', '.join(names)}: one run at a time", next_step="name one run of the store, or files")
+    lake = Store(store)
+    found = find_run(lake, names[0] if names else run, cluster=cluster, attempt=attempt)
+    return lake, found.key, found
+
+
+def _run_facts(
+    lake: Store | None, key: RunKey | None, records: pa.Table | None, results: Sequence[_Result],
+    world_size: int | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return what the run itself says about the job; what the user says goes before it."""
+    if lake is None or key is None or not lake.exists:
+        return {}
+    run = next((one for one in lake.runs(cluster=key.cluster, run=key.run) if one.key == key), None)
+    traced = max((size for result in results for size in result.world_sizes), default=None)
+    size = world_size or (run.world_size if run else None) or traced
+    facts = job_facts(records, run.metadata if run else {}, size)
+    return {**facts, "world_size": run.world_size if run else None}
 
 
 def analyze_tables(
@@ -173,9 +254,11 @@ def _boards(devices: pa.Table | None) -> dict[str, dict[str, Any]]:
 
 def _analyze_input(task: _Task) -> _Result:
     result = _Result()
-    path = task.planned.input.path
+    path = str(task.planned.key) if isinstance(task.planned, StoredRank) else task.planned.input.path
     try:
-        for trace in read_input(task.planned):
+        for trace in [read_rank(task.planned)] if isinstance(task.planned, StoredRank) else read_input(task.planned):
+            if task.records is not None:
+                trace.tables.setdefault("steps", task.records)
             if task.ranks is None or trace.rank in task.ranks:
                 result.add(trace, task.options)
     except InputError as error:

@@ -10,6 +10,9 @@ its stack that has one (`aten::stack` inside the data loader is the data loader'
 optimizer is the allocator's); failing that, `python` for frames and ranges, `framework` for ops, `runtime`
 for driver calls. Where no event of that thread is open, nobody is blamed: `unattributed`.
 
+Work that waits although it was asked for (`dependency`) has no culprit, except for the time inside a launch call of
+more than 200 µs: there the driver was busy, with loading the kernel's code for example, and no stream waited.
+
 The place is file:line of the innermost frame of the user's own code when the trace has stacks, else the
 name of the event that gave the kind.
 """
@@ -28,6 +31,9 @@ from perfkit.analysis.stacks import Kinds, Stacks
 from perfkit.analysis.timeline import Host, Mask, Timeline
 from perfkit.schema import IDLE, conform
 
+SLOW_CALL_NS = 10 * LATENCY_NS
+"""Longer than any launch call takes on a slow host that has nothing to load."""
+
 
 class Blame(NamedTuple):
     """Stretches that cover every gap exactly, each with one culprit."""
@@ -36,18 +42,20 @@ class Blame(NamedTuple):
     start: Ints
     end: Ints
     label: Ints
-    """Index into labels; -1 where the host was not late."""
+    """Index into labels; -1 where the host was neither late nor inside a slow launch call."""
     labels: list[tuple[str, str | None]]
     """(culprit, where)."""
 
 
-def blame(timeline: Timeline, gaps: Gaps, ops: pa.Table | None = None, thread: int | None = None) -> Blame:
+def blame(
+    timeline: Timeline, gaps: Gaps, ops: pa.Table | None = None, thread: int | None = None, kinds: Kinds | None = None
+) -> Blame:
     """Cut the gaps by culprit. `thread` is watched instead of the launching one (ranks without a device)."""
     late = gaps.cause == CAUSES.index("host_late")
     threads = np.full(len(late), -1 if thread is None else thread, np.int64)
     if thread is None and len(timeline.host.thread):
         threads = np.where(gaps.launch >= 0, timeline.host.thread[gaps.launch], -1)
-    kinds = Kinds(timeline)
+    kinds = kinds or Kinds(timeline)
     sync = _sync_owner(timeline.host, kinds, gaps, late) if thread is None else np.full(len(late), -1, np.int64)
     open_ = np.flatnonzero(late & (sync < 0))
 
@@ -79,47 +87,92 @@ def blame(timeline: Timeline, gaps: Gaps, ops: pa.Table | None = None, thread: i
     gap, start, end, owner = (np.concatenate(column) for column in zip(*parts, strict=True))
 
     label, labels = stacks.label(owner)
-    return Blame(gap, start, end, label, labels)
+    return _in_slow_calls(timeline, gaps, Blame(gap, start, end, label, labels))
+
+
+def _in_slow_calls(timeline: Timeline, gaps: Gaps, found: Blame) -> Blame:
+    """Label what work that was asked for waited inside its own launch call: the driver was busy, not a stream.
+
+    A copy's call may block until the copy is done, so that its length says nothing.
+    """
+    host, launch = timeline.host, gaps.launch[found.gap]
+    if not len(host.start):
+        return found
+    slow = (gaps.cause[found.gap] == CAUSES.index("dependency")) & (launch >= 0)
+    slow &= (host.end[launch] - host.start[launch]) > SLOW_CALL_NS
+    slow &= np.array(["launch" in name.lower() for name in timeline.names], bool)[host.name[launch]]
+    rows = np.flatnonzero(slow & (host.end[launch] > found.start))
+    if not len(rows):
+        return found
+    until = np.minimum(host.end[launch[rows]], found.end[rows])
+    names, code = np.unique(host.name[launch[rows]], return_inverse=True)
+    labels = [*found.labels, *(("runtime", f"inside {timeline.names[i]}") for i in names.tolist())]
+    start, rest = found.start.copy(), until < found.end[rows]
+    start[rows] = until
+    keep = np.ones(len(start), bool)
+    keep[rows[~rest]] = False
+    return Blame(
+        np.append(found.gap[keep], found.gap[rows]), np.append(start[keep], found.start[rows]),
+        np.append(found.end[keep], until), np.append(found.label[keep], code + len(found.labels)), labels,
+    )  # fmt: skip
 
 
 def idle_table(timeline: Timeline, device: int | None, gaps: Gaps, found: Blame) -> pa.Table:
     """Sum the stretches by step, cause, culprit and place: rows of `idle`."""
-    step = gaps.step[found.gap]
-    rows = pa.table(
-        {
-            "step": pa.array(step, mask=step < 0),
-            "cause": gaps.cause[found.gap],
-            "label": found.label,
-            "idle_ns": found.end - found.start,
-            "gap": found.gap,
-        }
-    )
-    table = rows.group_by(["step", "cause", "label"], use_threads=False).aggregate(
-        [("idle_ns", "sum"), ("gap", "count_distinct")]
-    )
-    labels: list[tuple[str | None, str | None]] = [*found.labels, (None, None)]
-    chosen = [labels[i] for i in table["label"].to_pylist()]
+    total = sum_stretches(gaps.step, gaps, found)
+    shown = device if device is not None and device >= 0 else None
     return conform(
         IDLE,
         pa.table(
             {
-                "rank": np.full(len(table), timeline.rank),
-                "device": pa.array([device if device is not None and device >= 0 else None] * len(table), pa.int32()),
-                "step": table["step"],
-                "cause": pa.array([CAUSES[i] for i in table["cause"].to_pylist()], pa.utf8()),
-                "culprit": pa.array([culprit for culprit, _ in chosen], pa.utf8()),
-                "where": pa.array([where for _, where in chosen], pa.utf8()),
-                "idle_ns": table["idle_ns_sum"],
-                "gaps": table["gap_count_distinct"],
+                "rank": np.full(len(total.step), timeline.rank),
+                "device": pa.array([shown] * len(total.step), pa.int32()),
+                "step": pa.array(total.step, mask=total.step < 0),
+                "cause": pa.array(total.cause, pa.utf8()),
+                "culprit": pa.array(total.culprit, pa.utf8()),
+                "where": pa.array(total.where, pa.utf8()),
+                "idle_ns": total.idle_ns,
+                "gaps": total.gaps,
             }
         ),
     )
 
 
+class IdleSums(NamedTuple):
+    """Stretches summed by step, cause and label; columns of equal length."""
+
+    step: Ints
+    cause: list[str]
+    culprit: list[str | None]
+    where: list[str | None]
+    idle_ns: Ints
+    gaps: Ints
+    """Distinct gaps."""
+
+
+def sum_stretches(step: Ints, gaps: Gaps, found: Blame) -> IdleSums:
+    """Sum the stretches by `step`, the step of each gap, and by cause and label."""
+    size = len(found.labels) + 1
+    key = found.gap * size + found.label % size  # -1, nobody, is the last label
+    order = np.argsort(key)
+    key = key[order]
+    first = np.flatnonzero(np.append(True, key[1:] != key[:-1])) if len(key) else order
+    length = np.add.reduceat((found.end - found.start)[order], first) if len(key) else order
+    gap, label = key[first] // size, key[first] % size
+    rows = pa.table({"step": step[gap], "cause": gaps.cause[gap], "label": label, "ns": length})
+    table = rows.group_by(["step", "cause", "label"], use_threads=False).aggregate([("ns", "sum"), ("ns", "count")])
+    labels: list[tuple[str | None, str | None]] = [*found.labels, (None, None)]
+    chosen = [labels[i] for i in table["label"].to_pylist()]
+    return IdleSums(
+        table["step"].to_numpy(), [CAUSES[i] for i in table["cause"].to_pylist()], [who for who, _ in chosen],
+        [where for _, where in chosen], table["ns_sum"].to_numpy(), table["ns_count"].to_numpy(),
+    )  # fmt: skip
+
+
 def _sync_owner(host: Host, kinds: Kinds, gaps: Gaps, late: Mask) -> Ints:
     """Return the sync that owns each gap, -1 for none; of several the one that blocked longest."""
     owner = np.full(len(late), -1, np.int64)
-    syncs = np.flatnonzero(kinds.of_rows(host) == HOST_KINDS.index("sync"))
+    syncs = np.flatnonzero(kinds.of_all == HOST_KINDS.index("sync"))
     syncs = syncs[np.argsort(host.end[syncs], kind="stable")]
     ends = host.end[syncs]
     rows = np.flatnonzero(late)

@@ -110,8 +110,14 @@ class Facts:
 
     def paced_idle(self, cause: str) -> float:
         """GPU-ns of idle time with a cause."""
+        return float(self.paced(self.idle_of(cause), "idle_ns").sum())
+
+    def idle_of(self, cause: str, *, blamed: bool | None = None) -> pa.Table:
+        """Return the rows of `idle` with a cause: all, or only those with or without a culprit."""
         rows = self.idle.filter(pc.equal(self.idle["cause"].cast(pa.utf8()), cause))
-        return float(self.paced(rows, "idle_ns").sum())
+        if blamed is None:
+            return rows
+        return rows.filter(pc.is_valid(rows["culprit"]) if blamed else pc.is_null(rows["culprit"]))
 
     def kernel_rows(self, condition: pa.ChunkedArray) -> pa.Table:
         """Return kernels that meet a condition, the longest first."""

@@ -4,7 +4,8 @@
 
 A rule is a function from Facts to a Finding or None; `RULES` lists them all, and a rule that has nothing to say
 costs nothing. Points are those of ladder A: the share of GPU time that the finding could give back, by the rank
-that sets the pace (perfkit.analysis.facts). A finding whose gain cannot be told has null points and comes last.
+that sets the pace (perfkit.analysis.facts). A finding whose gain cannot be told has null points and comes last,
+unless it puts all others in doubt.
 Points of different findings may overlap: a slow step and the data that it waited for are the same time.
 """
 
@@ -29,7 +30,7 @@ RULES: tuple[Rule, ...] = (*HOST_RULES, *DEVICE_RULES)
 def find(facts: Facts) -> pa.Table:
     """Apply all rules and rank what they find."""
     found = [finding for rule in RULES if (finding := rule(facts)) is not None]
-    found.sort(key=lambda f: (f.points is None, -(f.points or 0.0), f.id))
+    found.sort(key=lambda f: (not f.first, f.points is None, -(f.points or 0.0), f.id))
     rows: list[dict[str, object]] = [
         {
             "position": i, "id": f.id, "title": f.title, "points": f.points,

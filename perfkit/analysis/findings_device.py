@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ SMALL_BYTES = 2**22
 """Below this a message's time is latency more than bandwidth, on NVLink and on InfiniBand alike."""
 SMALL_COUNT, SMALL_SHARE = 16, 0.3
 """Small messages per step and rank that a bucket could join, and their share of communication time."""
+MIN_WORK = 3
+"""Pieces of device work below which a trace says nothing about overlap."""
 TINY_NS = 10_000
 """A launch costs the host about this much."""
 FUSION_GAIN = 0.5
@@ -36,12 +39,15 @@ _SOFTMAX = ("aten::_softmax", "aten::_softmax_backward_data", "aten::_safe_softm
 _BATCHED = ("aten::bmm", "aten::baddbmm", "aten::matmul")
 
 
+_LINK = "; look at the link too: compare with `all_reduce_perf` between the same ranks"
+
+
 def exposed_communication(facts: Facts) -> Finding | None:
     """Report communication that the pace-setting rank waits for, by collective."""
     large = facts.exchanges.filter(pc.invert(_is_small(facts.exchanges))) if small_messages(facts) else facts.exchanges
     rows = facts.paced_sum(large, "exposed_ns", ["op", "group"])  # small messages are a finding of their own
     points = facts.points(sum(row["gpu_ns"] for row in rows))
-    if points < COMM_POINTS:
+    if points < COMM_POINTS or (facts.quality.get("device_events") or MIN_WORK) < MIN_WORK:
         return None
     first = rows[0]
     advice = {
@@ -50,13 +56,14 @@ def exposed_communication(facts: Facts) -> Finding | None:
         "all_reduce": "overlap buckets with the backward pass; for tensor parallelism use sequence parallelism and "
         "asynchronous collectives, or fewer ranks inside a node",
         "all_to_all": "overlap dispatch with shared experts, or keep experts inside a node",
-        "send_recv": "more micro-batches or an interleaved schedule",
+        "send_recv": "in a pipeline, more micro-batches or an interleaved schedule; in an all-to-all, which NCCL names "
+        "the same, balance the shards and overlap it",
     }.get(first["op"], "overlap it with compute")
     return Finding(
         "exposed_communication",
         f"Communication is not hidden behind compute, most of it {first['op']}",
         points,
-        f"{advice}; look at the link too: compare with `all_reduce_perf` between the same ranks",
+        advice + (_LINK if facts.has_device else ""),
         {
             "collectives": [
                 {"op": r["op"], "group": r["group"], "lost_gpu_ms": ms(r["gpu_ns"]), "exposed_ms": ms(r["ns"])}
@@ -152,17 +159,22 @@ def gemm_precision(facts: Facts) -> Finding | None:
         return None
     best = facts.peaks.flops[half]
     wide = pc.is_in(facts.kernels["dtype"].cast(pa.utf8()), pa.array(["fp32", "tf32"]))
-    rows = facts.kernel_rows(pc.and_(facts.family("gemm", "conv", "attention"), pc.fill_null(wide, False))).to_pylist()
-    gain = sum(r["owned_ns"] * max(0.0, 1 - facts.peaks.flops.get(r["dtype"], best) / best) for r in rows)
+    rows = facts.kernel_rows(pc.and_(facts.family("gemm", "conv", "attention"), pc.fill_null(wide, False)))
+    dtypes = rows["dtype"].cast(pa.utf8()).to_pylist()
+    spent = zip(rows["owned_ns"].to_pylist(), dtypes, strict=True)
+    gain = sum(ns * max(0.0, 1 - facts.peaks.flops.get(dtype, best) / best) for ns, dtype in spent)
     points = facts.points(gain)
     if points < PRECISION_POINTS:
         return None
     return Finding(
         "gemm_precision",
-        f"Matrix products run in {' and '.join(sorted({r['dtype'] for r in rows}))} where {half} would do",
+        f"Matrix products run in {' and '.join(sorted(set(dtypes)))} where {half} would do",
         points,
         "train under torch.autocast('cuda', torch.bfloat16); for TF32 set torch.set_float32_matmul_precision('high')",
-        {"shapes": [_shape(r) for r in rows[:MAX_EVIDENCE]], "assumes": "the same share of the peak as now"},
+        {
+            "shapes": [_shape(r) for r in rows.slice(0, MAX_EVIDENCE).to_pylist()],
+            "assumes": "the same share of the peak as now",
+        },
     )
 
 
@@ -226,7 +238,8 @@ def recompute(facts: Facts) -> Finding | None:
 
 def stream_waits(facts: Facts) -> Finding | None:
     """Report idle time in which work was launched and waited for something on the device."""
-    points = facts.points(facts.paced_idle("dependency"))
+    rows = facts.idle_of("dependency", blamed=False)
+    points = facts.points(float(facts.paced(rows, "idle_ns").sum()))
     if points < STREAM_POINTS:
         return None
     return Finding(
@@ -235,7 +248,26 @@ def stream_waits(facts: Facts) -> Finding | None:
         points,
         "look for stream waits, event waits and CUDA_LAUNCH_BLOCKING before the kernels that start late; "
         "side streams that join too early are the usual cause",
-        {"idle_ms": ms(_idle_ns(facts, "dependency"))},
+        {"idle_ms": ms(int(pc.sum(rows["idle_ns"]).as_py() or 0))},
+    )
+
+
+def slow_launches(facts: Facts) -> Finding | None:
+    """Report launch calls that take long themselves, which is how code is loaded at a kernel's first use."""
+    rows = facts.idle_of("dependency", blamed=True)
+    rows = pa.table({c: rows[c].cast(pa.utf8()) if c == "where" else rows[c]
+                     for c in ("rank", "device", "step", "where", "idle_ns")})  # fmt: skip
+    calls = facts.paced_sum(rows, "idle_ns", ["where"])
+    points = facts.points(sum(row["gpu_ns"] for row in calls))
+    if points < STREAM_POINTS:
+        return None
+    return Finding(
+        "slow_launches",
+        "Launch calls take long themselves, as when a kernel's code is loaded at its first use",
+        points,
+        "profile after a warm-up (torch.profiler.schedule(wait=…, warmup=…)), or load all code at the start with "
+        "CUDA_MODULE_LOADING=EAGER; if it happens in every step, look for CUDA_LAUNCH_BLOCKING and new shapes",
+        {"calls": [{"where": r["where"], "idle_ms": ms(r["ns"])} for r in calls[:MAX_EVIDENCE]]},
     )
 
 
@@ -308,11 +340,6 @@ def _codes(table: pa.Table, keys: list[str]) -> Any:
     return code
 
 
-def _idle_ns(facts: Facts, cause: str) -> int:
-    rows = facts.idle.filter(pc.equal(facts.idle["cause"].cast(pa.utf8()), cause))
-    return int(pc.sum(rows["idle_ns"]).as_py() or 0)
-
-
 def _dims(text: str | None) -> list[list[int]]:
     """Return the shapes of an op's tensors; what is not a plain shape is left out."""
     found = json.loads(text) if text else []
@@ -332,9 +359,15 @@ def _same_shape(facts: Facts, scores: list[dict[str, Any]]) -> list[dict[str, An
 
 
 def _tensor_gemms(facts: Facts) -> list[dict[str, Any]]:
-    known = pc.and_(pc.is_valid(facts.kernels["flops"]), pc.is_valid(facts.kernels["input_dims"]))
-    rows = facts.kernel_rows(pc.and_(facts.family("gemm"), known)).to_pylist()
-    return [r for r in rows if r["dtype"] in ALIGNMENT and r["op"] in _GEMM_OPERANDS and r["flops"]]
+    table = facts.kernels
+    conditions = (
+        pc.greater(table["flops"], 0), pc.is_valid(table["input_dims"]),
+        pc.is_in(table["dtype"].cast(pa.utf8()), pa.array(list(ALIGNMENT))),
+        pc.is_in(table["op"].cast(pa.utf8()), pa.array(list(_GEMM_OPERANDS))),
+    )  # fmt: skip
+    wanted = reduce(pc.and_, conditions, facts.family("gemm"))
+    rows: list[dict[str, Any]] = facts.kernel_rows(pc.fill_null(wanted, False)).to_pylist()
+    return rows
 
 
 def _misaligned(row: dict[str, Any]) -> bool:
@@ -365,5 +398,5 @@ def _kernels(table: pa.Table) -> list[dict[str, Any]]:
 
 DEVICE_RULES: tuple[Callable[[Facts], Finding | None], ...] = (
     exposed_communication, small_messages, tiny_kernels, gemm_alignment, gemm_precision, unfused_attention,
-    memory_bound_elementwise, recompute, stream_waits, slow_rank,
+    memory_bound_elementwise, recompute, stream_waits, slow_launches, slow_rank,
 )  # fmt: skip

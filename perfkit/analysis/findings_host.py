@@ -14,9 +14,9 @@ from perfkit.analysis.throughput import slow_steps_of_job
 
 DATA_POINTS = SYNC_POINTS = ALLOCATOR_POINTS = CHECKPOINT_POINTS = COPY_POINTS = SLOW_POINTS = 2.0
 """Below this a finding is not worth a reader's time."""
-HOST_POINTS = 5.0
-"""Some Python between steps is normal; this much is not."""
-OVERHEAD_SHARE, LOST_SHARE = 0.02, 0.01
+HOST_POINTS = EXPOSED_COPY_POINTS = 5.0
+"""Some Python between steps and some copies are normal; this much is not."""
+OVERHEAD_SHARE, SEVERE_SHARE, LOST_SHARE, MIN_LAUNCHES = 0.02, 0.2, 0.01, 3
 FRAMES_PER_LAUNCH = 20
 """Recorded Python frames per launch above which recording them slows a host-bound step down."""
 _SPECIAL = ("data_loader", "sync", "allocator", "checkpoint")
@@ -42,9 +42,12 @@ def sync_points(facts: Facts) -> Finding | None:
 
 def allocator_churn(facts: Facts) -> Finding | None:
     """Report cudaMalloc and cudaFree inside steps."""
+    stepped = facts.steps["step"].null_count < len(facts.steps)
     return _culprit(
-        facts, "allocator_churn", "allocator", ALLOCATOR_POINTS, "The driver's allocator runs inside steps",
-        "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, keep shapes constant, and leave memory free: "
+        facts, "allocator_churn", "allocator", ALLOCATOR_POINTS,
+        f"The driver's allocator {'runs inside steps' if stepped else 'holds the device up'}",
+        ("" if stepped else "the trace marks no steps: profile after a warm-up, for the first calls allocate; then ")
+        + "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, keep shapes constant, and leave memory free: "
         "cudaFree inside a step means that the caching allocator ran out and retried",
     )  # fmt: skip
 
@@ -67,40 +70,60 @@ def host_bound(facts: Facts) -> Finding | None:
     for row in rows:
         kinds[row["culprit"] or "unattributed"] = kinds.get(row["culprit"] or "unattributed", 0.0) + row["gpu_ns"]
     worst = max(kinds, key=lambda kind: kinds[kind])
-    rows.sort(key=lambda row: -row["gpu_ns"])
+    most = f"most of it {worst}"
+    if worst == "unattributed":
+        most = "and most of the time the trace does not say why"
+    rows = sorted((row for row in rows if row["culprit"] not in (None, "unattributed")), key=lambda r: -r["gpu_ns"])
+    look = "look at the places listed here"
     advice = {
         "gc": "call gc.freeze() after warm-up and collect by hand every N steps",
         "compile": "warm up all shapes before training, and mark dynamic dimensions",
         "logging": "log every N steps, from another thread",
         "optimizer": "use a fused optimizer (fused=True) or foreach",
-    }.get(worst, "use torch.compile or CUDA graphs, larger batches, and look at the places listed here")
+        "unattributed": "profile a few steps with ProfilerActivity.CPU and with_stack=True, to see what the host does",
+    }.get(worst, ("use torch.compile or CUDA graphs, larger batches, and " if facts.has_device else "") + look)
     return Finding(
         "host_bound",
-        f"The host launches work too late, most of it {worst}",
+        f"The host {'launches work too late' if facts.has_device else 'neither computes nor communicates'}, {most}",
         points,
         advice,
         {
-            "culprits": {kind: ms(ns) for kind, ns in sorted(kinds.items(), key=lambda item: -item[1])},
+            "culprits_ms": {kind: ms(ns) for kind, ns in sorted(kinds.items(), key=lambda item: -item[1])},
             "places": [_place(row) for row in rows[:MAX_EVIDENCE]],
         },
     )
 
 
 def pageable_copies(facts: Facts) -> Finding | None:
-    """Report exposed copies to the device from memory that is not pinned."""
-    copies = facts.copies
-    wanted = [is_pageable(name) and "htod" in name.lower() for name in copies["name"].to_pylist()]
-    copies = copies.filter(pa.array(wanted, pa.bool_()))
+    """Report exposed copies from and to host memory that is not pinned."""
+    copies = facts.copies.filter(_are_pageable(facts.copies))
     points = facts.points(float(facts.paced(copies, "exposed_ns").sum()))
     if points < COPY_POINTS:
         return None
     total, moved = (pc.sum(copies[c]).as_py() or 0 for c in ("copy_ns", "bytes"))
     return Finding(
         "pageable_copies",
-        "Copies to the device come from memory that is not pinned, and nothing hides them",
+        f"Copies {_direction(copies)} memory that is not pinned, and nothing hides them",
         points,
-        "set pin_memory=True in the DataLoader and copy with non_blocking=True, one batch ahead on a side stream",
+        "set pin_memory=True in the DataLoader and copy with non_blocking=True, one batch ahead on a side stream; "
+        "results go to a buffer that was pinned once",
         {"copies": pc.sum(copies["count"]).as_py(), "bytes": moved, "gbps": moved / total if total else None},
+    )
+
+
+def exposed_copies(facts: Facts) -> Finding | None:
+    """Report all other copies that nothing hides, by the name that the profiler gave them."""
+    rows = facts.paced_sum(facts.copies.filter(pc.invert(_are_pageable(facts.copies))), "exposed_ns", ["name"])
+    points = facts.points(sum(row["gpu_ns"] for row in rows))
+    if points < EXPOSED_COPY_POINTS:
+        return None
+    return Finding(
+        "exposed_copies",
+        f"Copies are not hidden behind compute, most of it {rows[0]['name']}",
+        points,
+        "copy on a side stream with non_blocking=True while the device computes, in fewer and larger pieces, and keep "
+        "on the device what returns to it; between devices, check that they can reach each other (nvidia-smi topo -m)",
+        {"copies": [{"name": r["name"], "exposed_ms": ms(r["ns"])} for r in rows[:MAX_EVIDENCE]]},
     )
 
 
@@ -138,23 +161,34 @@ def profiler_distortion(facts: Facts) -> Finding | None:
         reasons.append(
             f"the device stood idle for {overhead / facts.window_ns:.1%} of the time while it flushed buffers"
         )
-    if missing and missing > LOST_SHARE * launches:
+    if launches >= MIN_LAUNCHES and missing > LOST_SHARE * launches:
         reasons.append(f"the launch calls of {missing} of {launches} pieces of device work are missing")
     if launches and frames > FRAMES_PER_LAUNCH * launches and host_late >= HOST_POINTS:
         reasons.append(f"it recorded {frames / launches:.0f} Python frames per launch in a host-bound job")
     if not reasons:
         return None
+    measured = {
+        "overhead_ms": ms(overhead), "python_frames": frames, "launches": launches, "launches_missing": missing,
+        "host_late_points": host_late, "unattributed_idle_points": carried,
+    }  # fmt: skip
     return Finding(
         "profiler_distortion",
         "The profiler distorted what it measured: " + "; ".join(reasons),
         None,
         "profile again without with_stack and record_shapes, for fewer steps after a warm-up, and compare step times "
         "with those of unprofiled steps",
-        {
-            "overhead_ms": ms(overhead), "python_frames": frames, "launches": launches, "launches_missing": missing,
-            "host_late_points": host_late, "unattributed_idle_points": carried,
-        },
+        {name: value for name, value in measured.items() if value},
+        first=overhead > SEVERE_SHARE * facts.window_ns,
     )  # fmt: skip
+
+
+def _are_pageable(copies: pa.Table) -> pa.Array:
+    return pa.array([is_pageable(name) for name in copies["name"].to_pylist()], pa.bool_())
+
+
+def _direction(copies: pa.Table) -> str:
+    to_device = ["htod" in name.lower() for name in copies["name"].to_pylist()]
+    return "to the device come from" if all(to_device) else "go from and to" if any(to_device) else "go to"
 
 
 def _culprit(facts: Facts, id: str, culprit: str, limit: float, title: str, next: str) -> Finding | None:
@@ -173,6 +207,6 @@ def _place(row: dict[str, object]) -> dict[str, object]:
 
 
 HOST_RULES: tuple[Callable[[Facts], Finding | None], ...] = (
-    data_bound, sync_points, allocator_churn, checkpoint_stall, host_bound, pageable_copies, slow_steps,
+    data_bound, sync_points, allocator_churn, checkpoint_stall, host_bound, pageable_copies, exposed_copies, slow_steps,
     profiler_distortion,
 )  # fmt: skip

@@ -19,6 +19,8 @@ class Finding:
     """Points of ladder A that it could recover; null if that cannot be told."""
     next: str
     evidence: dict[str, Any] = field(default_factory=dict)
+    first: bool = False
+    """It puts all others in doubt."""
 
 
 def ms(ns: float) -> float:

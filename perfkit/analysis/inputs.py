@@ -24,7 +24,7 @@ import pyarrow as pa
 from perfkit.analysis.classify import DEVICE_WORK, classify_events
 from perfkit.analysis.exchanges import COLLECTIVE_COLUMNS
 from perfkit.analysis.ops import OP_COLUMNS
-from perfkit.analysis.timeline import EVENT_COLUMNS, HOST_CLASSES, of_classes
+from perfkit.analysis.timeline import EVENT_COLUMNS, HOST_CLASSES, give_back, of_classes
 from perfkit.errors import InputError
 from perfkit.schema import TABLES
 from perfkit.sources import kineto
@@ -34,12 +34,13 @@ from perfkit.sources.ranks import PlannedInput, plan_parts
 from perfkit.sources.work import peek, reader_of
 
 _CLASSES = (*DEVICE_WORK, *HOST_CLASSES, "memory", "overhead")
-_KEPT = {
+KEPT = {
     "events": EVENT_COLUMNS, "ops": ("event_id", "call_stack", *OP_COLUMNS), "memory": TABLES["memory"].names,
     "device_info": ("device", "name", "memory_bytes", "num_sms", "compute_major", "compute_minor"),
     "steps": TABLES["steps"].names,
     "collective_args": ("event_id", *COLLECTIVE_COLUMNS),
 }  # fmt: skip
+"""Tables and columns that the analysis looks at; `rank` and `segment` come on top."""
 
 
 @dataclass
@@ -99,6 +100,7 @@ def read_input(planned: PlannedInput) -> Iterator[TracePart]:
         rows.clear()
         reading = source.read(input, ReadOptions(), base_ns=again.base_ns)
         counts = _collect(reading, rows)
+    give_back(sum(counts.values()))
     for part, (info, place) in enumerate(zip(reading.parts, planned.parts, strict=True)):
         rank = place.rank if info.rank is None else info.rank  # a file may name its rank after the events
         tables = {name: _label(rows.pop((part, name)), rank, place.segment) for p, name in list(rows) if p == part}
@@ -115,8 +117,8 @@ def _collect(reading: Iterable[Chunk], rows: dict[tuple[int, str], list[pa.Table
             counts[part] += len(chunk)
             chunk = _classified(chunk)
             chunk = chunk.filter(pa.array(of_classes(chunk, _CLASSES)))
-        if table in _KEPT:
-            rows[part, table].append(chunk.select([c for c in chunk.column_names if c in _KEPT[table]]))
+        if table in KEPT:
+            rows[part, table].append(chunk.select([c for c in chunk.column_names if c in KEPT[table]]))
     return counts
 
 

@@ -185,7 +185,8 @@ def _parents(start: Ints, end: Ints) -> Ints:
     n = len(start)
     position = np.arange(n, dtype=np.int64)
     depth = position - np.searchsorted(np.sort(end), start, side="right")
-    ranked = np.argsort(depth, kind="stable")
+    shallow = bool(n) and int(depth.max()) < 2**15  # 16-bit integers sort in linear time
+    ranked = np.argsort(depth.astype(np.int16) if shallow else depth, kind="stable")
     key = depth * (n + 1) + position
     above = np.searchsorted(key[ranked], key - (n + 1)) - 1
     result: Ints = np.where(depth > 0, ranked[np.maximum(above, 0)], -1)

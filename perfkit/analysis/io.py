@@ -37,11 +37,13 @@ IO_SCHEMA = pa.schema(
 )  # fmt: skip
 
 
-def io_rows(timeline: Timeline, device: int | None, windows: Windows, busy: Busy, idle: pa.Table) -> pa.Table:
+def io_rows(
+    timeline: Timeline, device: int | None, windows: Windows, busy: Busy, idle: pa.Table, kinds: Kinds | None = None
+) -> pa.Table:
     """Return one row per kind of input and output inside the windows of one device."""
     low, high = (int(windows.edges[0]), int(windows.edges[-1])) if len(windows.edges) else (0, 0)
-    kinds = Kinds(timeline).of_rows(timeline.host)
-    rows = [_on_host(timeline, kinds, kind, culprit, low, high, idle) for kind, culprit in _HOST]
+    of_host = (kinds or Kinds(timeline)).of_all
+    rows = [_on_host(timeline, of_host, kind, culprit, low, high, idle) for kind, culprit in _HOST]
     if device is not None:
         rows += _copies(timeline, device, low, high, busy)
     shown = device if device is not None and device >= 0 else None

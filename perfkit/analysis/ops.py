@@ -24,18 +24,21 @@ import pyarrow.compute as pc
 from perfkit.analysis.classify import CLASSES, encode_text
 from perfkit.analysis.intervals import Ints, nest
 from perfkit.analysis.timeline import Mask, Timeline, Work, ints
+from perfkit.flops.op_attention import ATTENTION
 from perfkit.flops.op_costs import op_costs
+from perfkit.flops.op_dense import CONVOLUTIONS, GEMMS
 
 OP_COLUMNS = ("input_dims", "input_types", "concrete_inputs", "sequence_number", "fwd_thread_id", "module_hierarchy")
 """What this module reads of the `ops` table."""
 MATMUL = ("gemm", "attention", "conv")
 """Families and kinds of cost whose FLOPs count for HFU."""
 _TREE = ("op", "range", "python")
+_PRODUCTS = {*GEMMS, *CONVOLUTIONS, *ATTENTION}
 Floats = npt.NDArray[np.float64]
 
 
 class Costs(NamedTuple):
-    """Distinct costs; `of` gives every position its entry, -1 for an op without recorded shapes."""
+    """Distinct costs; `of` gives every position its entry, -1 for one without shapes or that nobody asks for."""
 
     of: Ints
     flops: Floats
@@ -82,6 +85,11 @@ class CallTree:
         result: Ints = np.where(up[:-1] == size, -1, up[:-1])
         return result
 
+    @cached_property
+    def nearest_op(self) -> Ints:
+        """The op at or around each position."""
+        return self.nearest(self.is_op)
+
     def above(self, near: Ints) -> Ints:
         """Shift an answer of `nearest` to strictly above."""
         result: Ints = np.where(self.parent >= 0, _get(near, self.parent, -1), -1)
@@ -94,7 +102,7 @@ class CallTree:
 
     def op_of(self, work: Work) -> Ints:
         """Return the position of the op that issued each piece of work, -1 for none."""
-        near = self.nearest(self.is_op)
+        near = self.nearest_op
         launch = _get(self.position, work.launch, -1)
         found = _get(near, launch, -1)
         missing = np.flatnonzero((found < 0) & (work.external_id >= 0))
@@ -137,7 +145,7 @@ class CallTree:
         """Costs by distinct name, shapes, types and values."""
         names = self.timeline.names
         texts = [self.text(c) for c in ("input_dims", "input_types", "concrete_inputs")]
-        rows = np.flatnonzero(self.is_op & (texts[0][0] >= 0))
+        rows = np.flatnonzero(self.is_op & (texts[0][0] >= 0) & self._costed)
         key = self.name[rows].astype(np.int64)
         for codes, values in texts:
             _, key = np.unique(key * (len(values) + 1) + codes[rows] + 1, return_inverse=True)
@@ -163,6 +171,18 @@ class CallTree:
             return Costs(of, empty, empty, [], [], [])
         flops, moved = (np.array(found[c].to_pylist(), np.float64) for c in ("flops", "bytes"))
         return Costs(of, flops, moved, found["kind"].to_pylist(), found["dtype"].to_pylist(), dims)
+
+    @property
+    def _costed(self) -> Mask:
+        """Ops whose cost anybody asks for: products, and those that issue work; without a device, all."""
+        if not len(self.timeline.work.start):
+            every: Mask = self.is_op
+            return every
+        names = self.timeline.names
+        result: Mask = self.named([name in _PRODUCTS or name.rpartition(".")[0] in _PRODUCTS for name in names])
+        issues = self.op_of(self.timeline.work)
+        result[issues[issues >= 0]] = True
+        return result
 
     @cached_property
     def products(self) -> Mask:

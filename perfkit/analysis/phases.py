@@ -14,34 +14,35 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from perfkit.analysis.intervals import Ints
 from perfkit.analysis.ops import CallTree
 from perfkit.analysis.timeline import Mask
 
 PHASES = ("forward", "backward", "optimizer", "recompute")
-_NODE = re.compile(r"autograd::engine::evaluate_function|Backward\d*\Z")
-_CHECKPOINT_NODE = re.compile(r"Checkpoint\w*Backward\d*\Z")
-_CHECKPOINT_FRAME = re.compile(r"torch/utils/checkpoint\.py\(\d+\): (recompute_fn|unpack_hook|backward)")
-_OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)#|torch/optim/\w+\.py\(\d+\): step", re.I)
+_NODE = r"autograd::engine::evaluate_function|Backward\d*$"
+_CHECKPOINT_NODE = r"Checkpoint\w*Backward\d*$"
+_CHECKPOINT_FRAME = r"torch/utils/checkpoint\.py\(\d+\): (recompute_fn|unpack_hook|backward)"
+_OPTIMIZER = r"(?i)Optimizer\.(step|zero_grad)#|torch/optim/\w+\.py\(\d+\): step"
 _MODULE = re.compile(r"nn\.Module: (.+?)(?:_\d+)?\Z")
 
 
 def phases(tree: CallTree) -> Ints:
     """Return the phase of every op."""
-    names = tree.timeline.names
-
-    def marked(pattern: re.Pattern[str]) -> Ints:
-        return tree.nearest(tree.named([pattern.search(name) is not None for name in names]))
-
-    node, optimizer, frame = marked(_NODE), marked(_OPTIMIZER), marked(_CHECKPOINT_FRAME)
+    names = pa.array(tree.timeline.names, pa.utf8())
+    is_node, checkpoint, is_optimizer, is_frame = (
+        pc.match_substring_regex(names, pattern).to_numpy(zero_copy_only=False)
+        for pattern in (_NODE, _CHECKPOINT_NODE, _OPTIMIZER, _CHECKPOINT_FRAME)
+    )
+    node, optimizer, frame = (tree.nearest(tree.named(m)) for m in (is_node, is_optimizer, is_frame))
     with_gradients = tree.nearest(tree.is_op & (tree.sequence >= 0) & (tree.forward_thread <= 0))
     of_backward = tree.nearest(tree.is_op & (tree.forward_thread > 0))
     again = (node >= 0) & ((with_gradients > node) | (frame > node))
-    checkpoint = np.array([_CHECKPOINT_NODE.search(name) is not None for name in names], bool)
     again |= (node >= 0) & checkpoint[tree.name[np.maximum(node, 0)]]
     again |= (node < 0) & (of_backward >= 0)
-    again &= ~np.array([_NODE.search(name) is not None for name in names], bool)[tree.name]
+    again &= ~is_node[tree.name]
     result = np.where(node >= 0, PHASES.index("backward"), PHASES.index("forward"))
     result = np.where(again, PHASES.index("recompute"), result)
     result = np.where(optimizer > np.where(again, -1, node), PHASES.index("optimizer"), result)

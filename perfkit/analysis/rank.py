@@ -27,7 +27,8 @@ from perfkit.analysis.io import io_rows
 from perfkit.analysis.kernels import kernel_tables
 from perfkit.analysis.memory import memory_timeline
 from perfkit.analysis.ops import CallTree
-from perfkit.analysis.timeline import TIMELINE_CLASSES, Timeline, ints, of_classes, read_timelines
+from perfkit.analysis.stacks import Kinds
+from perfkit.analysis.timeline import TIMELINE_CLASSES, Timeline, give_back, ints, of_classes, read_timelines
 from perfkit.analysis.waterfall import window_idle
 from perfkit.analysis.windows import FOREVER, Steps, Windows, find_steps, find_windows
 from perfkit.errors import PerfkitError, UsageError
@@ -145,7 +146,8 @@ def _analyze(timeline: Timeline, tables: Mapping[str, pa.Table], options: Option
     attribution: list[pa.Table] = []
     idle: list[pa.Table] = []
     io: list[pa.Table] = []
-    tree = CallTree(timeline, tables.get("ops"))
+    tree: CallTree | None = None
+    kinds = Kinds(timeline)
     detail: dict[str, list[pa.Table]] = {
         name: [] for name in ("kernels", "compute", "window_idle", "exchanges", "copies")
     }
@@ -167,10 +169,14 @@ def _analyze(timeline: Timeline, tables: Mapping[str, pa.Table], options: Option
         extents.append(union(windows.edges[:1], windows.edges[-1:]))
         standing.append(difference(extents[-1], busy.any))
         attribution.append(rows_of(table, windows))
-        of_steps, of_windows = _idle(timeline, tables, device, windows, busy, steps)
+        of_steps, of_windows = _idle(timeline, tables, device, windows, busy, steps, kinds)
         idle.append(of_steps)
         detail["window_idle"].append(of_windows)
-        io.append(io_rows(timeline, device, windows, busy, idle[-1]))
+        io.append(io_rows(timeline, device, windows, busy, idle[-1], kinds))
+        if tree is None:  # large, so only when the idle time is explained
+            give_back(timeline.num_events)
+            tree = CallTree(timeline, tables.get("ops"))
+            give_back(timeline.num_events)
         found = kernel_tables(timeline, device, windows, busy, tree)
         detail["kernels"].append(found.kernels)
         detail["compute"].append(found.compute)
@@ -188,15 +194,15 @@ def _analyze(timeline: Timeline, tables: Mapping[str, pa.Table], options: Option
 
 def _idle(
     timeline: Timeline, tables: Mapping[str, pa.Table], device: int | None, windows: Windows, busy: Busy,
-    steps: Steps | None,
+    steps: Steps | None, kinds: Kinds,
 ) -> tuple[pa.Table, pa.Table]:  # fmt: skip
     """Return idle time by the step that launched the next work, and by the window in which it passed."""
     if device is None:
         gaps = host_gaps(windows, busy)
-        found = blame(timeline, gaps, tables.get("ops"), thread=_main_thread(timeline))
+        found = blame(timeline, gaps, tables.get("ops"), thread=_main_thread(timeline), kinds=kinds)
     else:
         gaps = idle_gaps(timeline, device, windows, busy, steps)
-        found = blame(timeline, gaps, tables.get("ops"))
+        found = blame(timeline, gaps, tables.get("ops"), kinds=kinds)
     return idle_table(timeline, device, gaps, found), window_idle(timeline, device, windows, gaps, found)
 
 

@@ -11,6 +11,7 @@ file:line of the innermost frame of the user's own code, from python_function ev
 from __future__ import annotations
 
 import re
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -34,8 +35,13 @@ class Kinds:
     """Kind of a host event by its class and name, as an index into HOST_KINDS; -1 for none of its own."""
 
     def __init__(self, timeline: Timeline) -> None:
-        self._names = timeline.names
+        self._names, self._host = timeline.names, timeline.host
         self._tables: dict[int, Ints] = {}
+
+    @cached_property
+    def of_all(self) -> Ints:
+        """Kind of each event of the timeline."""
+        return self.of_rows(self._host)
 
     def of_rows(self, host: Host) -> Ints:
         """Return the kind of each event."""
@@ -45,16 +51,16 @@ class Kinds:
             table = self._tables.setdefault(kind, np.full(len(self._names), -2, np.int64))
             used = np.zeros(len(self._names), bool)
             used[host.name[rows]] = True
-            for code in np.flatnonzero(used & (table == -2)).tolist():
-                table[code] = self._match(CLASSES[kind], self._names[code])
+            new = np.flatnonzero(used & (table == -2))
+            table[new] = self._match(CLASSES[kind], [self._names[code] for code in new.tolist()])
             result[rows] = table[host.name[rows]]
         return result
 
     @staticmethod
-    def _match(kind: str, name: str) -> int:
+    def _match(kind: str, names: list[str]) -> list[int]:
         rules = default_classifier()
-        found = rules.match("host", kind, name) or rules.match("host", "", name)
-        return HOST_KINDS.index(found) if found else -1
+        found = zip(rules.match_all("host", kind, names), rules.match_all("host", "", names), strict=True)
+        return [HOST_KINDS.index(own or any_kind) if own or any_kind else -1 for own, any_kind in found]
 
 
 class Stacks:
@@ -74,10 +80,15 @@ class Stacks:
         """Return the label of each owner (-1: nobody, -2: no blame) as an index into labels."""
         if not len(self._parents):  # no event at all on the threads concerned
             return np.where(owner == -1, 0, -1), [("unattributed", None)]
-        slices = range(0, len(owner), MAX_AT_ONCE)
-        key = np.concatenate([owner[:0], *(self._key(owner[i : i + MAX_AT_ONCE]) for i in slices)])
+        used = np.zeros(len(self._parents) + 2, bool)
+        used[owner + 2] = True
+        owners = np.flatnonzero(used) - 2  # an event owns many stretches: each is explained once
+        slices = range(0, len(owners), MAX_AT_ONCE)
+        key = np.concatenate([owners[:0], *(self._key(owners[i : i + MAX_AT_ONCE]) for i in slices)])
         _, first, index = np.unique(key, return_index=True, return_inverse=True)
-        return np.where(owner == -2, -1, index), self._labels(owner[first])
+        label = np.full(len(used), -1, np.int64)
+        label[owners + 2] = np.where(owners == -2, -1, index)
+        return label[owner + 2], self._labels(owners[first])
 
     def _key(self, owner: Ints) -> Ints:
         """Return a number for each owner, the same for those with the same label."""

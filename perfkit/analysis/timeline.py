@@ -4,11 +4,13 @@
 
 A segment is one source file of a rank: correlation ids and the silence between two files mean nothing
 across segments, so each is analysed alone. Rows without a start or a duration cannot be placed and are
-counted in `undated`. Device work whose device is not recorded belongs to the rank's only device.
+counted in `undated`; a call into the runtime that has no end still tells when its work was launched.
+Device work whose device is not recorded belongs to the rank's only device.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +30,7 @@ TIMELINE_CLASSES = (*DEVICE_WORK, *HOST_CLASSES)
 MANY_EVENTS = 1_000_000
 """Above this, memory that is free goes back to the system at once."""
 Mask: TypeAlias = npt.NDArray[np.bool_]
+Kinds: TypeAlias = npt.NDArray[np.int8]
 EVENT_COLUMNS = (
     "rank", "segment", "event_id", "class", "name", "start_ns", "dur_ns", "device", "pid", "tid", "track",
     "correlation", "external_id", "bytes",
@@ -40,7 +43,7 @@ class Work(NamedTuple):
 
     start: Ints
     end: Ints
-    kind: Ints
+    kind: Kinds
     """Index into CLASSES."""
     name: Ints
     """Index into Timeline.names."""
@@ -55,7 +58,7 @@ class Work(NamedTuple):
 
     def take(self, rows: Ints | Mask) -> Work:
         """Return some of the entries."""
-        return Work(*(column[rows] for column in self))
+        return Work(*(column[rows] for column in self))  # type: ignore[arg-type]  # each keeps its type
 
 
 class Host(NamedTuple):
@@ -63,7 +66,7 @@ class Host(NamedTuple):
 
     start: Ints
     end: Ints
-    kind: Ints
+    kind: Kinds
     name: Ints
     thread: Ints
     event_id: Ints
@@ -71,7 +74,7 @@ class Host(NamedTuple):
 
     def take(self, rows: Ints | Mask) -> Host:
         """Return some of the entries."""
-        return Host(*(column[rows] for column in self))
+        return Host(*(column[rows] for column in self))  # type: ignore[arg-type]  # each keeps its type
 
 
 @dataclass(frozen=True)
@@ -127,10 +130,21 @@ def read_timelines(events: pa.Table) -> Iterator[Timeline]:
     parts = [(int(rank[lo]), int(segment[lo]), events.slice(lo, hi - lo)) for lo, hi in pairwise(edges)]
     del events, rank, segment, key  # millions of rows that nobody needs while a timeline is analysed
     while parts:
+        give_back(len(parts[0][2]))
         timeline = _timeline(*parts.pop(0))
-        if timeline.num_events > MANY_EVENTS:
-            pa.default_memory_pool().release_unused()
+        give_back(timeline.num_events)
         yield timeline
+
+
+def give_back(num_events: int) -> None:
+    """Return memory that is free to the system, after a trace of many events."""
+    if num_events <= MANY_EVENTS:
+        return
+    pa.default_memory_pool().release_unused()
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+        import ctypes
+
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def of_classes(events: pa.Table, classes: Collection[str]) -> Mask:
@@ -145,11 +159,13 @@ def _timeline(rank: int, segment: int, events: pa.Table) -> Timeline:
     kind = _kinds(columns)
     codes, names = encode_text(columns.pop("name"))
     names = [*names, ""]
-    dated = np.array(pc.and_(pc.is_valid(columns["start_ns"]), pc.is_valid(columns["dur_ns"])))
+    begun = np.array(pc.is_valid(columns["start_ns"]))
+    dated = begun & np.array(pc.is_valid(columns["dur_ns"]))
     on_device = np.isin(kind, [CLASSES.index(c) for c in DEVICE_WORK])
     on_host = np.isin(kind, [CLASSES.index(c) for c in HOST_CLASSES])
     undated = int(np.count_nonzero((on_device | on_host) & ~dated))
-    device_rows, host_rows = np.flatnonzero(on_device & dated), np.flatnonzero(on_host & dated)
+    hanging = begun & (kind == CLASSES.index("runtime"))  # a call without an end still launched its work
+    device_rows, host_rows = np.flatnonzero(on_device & dated), np.flatnonzero(on_host & (dated | hanging))
 
     number = len(events)
     del events
@@ -162,25 +178,26 @@ def _timeline(rank: int, segment: int, events: pa.Table) -> Timeline:
     codes = np.where(codes < 0, len(names) - 1, codes).astype(np.int64)  # callers compose keys of them
     name_at, named = codes[host_rows], codes[device_rows]
     kind_at, kind = kind[host_rows], kind[device_rows]
-    del codes, on_device, on_host, dated
+    del codes, on_device, on_host, begun, dated, hanging
     thread = _threads(columns)[host_rows]
     (begin, start), (host_length, length) = split("start_ns"), split("dur_ns")
     (event_at, event_id), (external_at, external) = split("event_id"), split("external_id")
     asked, correlation = split("correlation")
-    host = Host(begin, begin + host_length, kind_at, name_at, thread, event_at, external_at)
-    launch = _launches(correlation, asked, np.flatnonzero(kind_at == CLASSES.index("runtime")), begin)
+    host = Host(begin, begin + np.maximum(host_length, 0), kind_at, name_at, thread, event_at, external_at)
+    calls = np.flatnonzero((kind_at == CLASSES.index("runtime")) & (asked > 0))
+    launch = _launches(correlation, start, calls, asked[calls], begin[calls], host.end[calls])
     device, size = _one_device(split("device")[1]), split("bytes")[1]
     work = Work(start, start + length, kind, named, device, launch, size, event_id, external)
     return Timeline(rank, segment, names, work, host, number, undated)
 
 
-def _kinds(columns: dict[str, pa.ChunkedArray]) -> Ints:
+def _kinds(columns: dict[str, pa.ChunkedArray]) -> Kinds:
     classes = columns["class"]
     if classes.null_count == len(classes):  # a source that leaves classes to us
         classes = classify_events(columns["category"], columns["name"], phase=columns["phase"])
     codes, values = encode_text(classes)
-    lut = np.array([*(CLASSES.index(v) if v in CLASSES else -1 for v in values), -1], np.int64)
-    result: Ints = lut[codes]
+    lut = np.array([*(CLASSES.index(v) if v in CLASSES else -1 for v in values), -1], np.int8)
+    result: Kinds = lut[codes]
     return result
 
 
@@ -195,26 +212,46 @@ def _threads(columns: dict[str, pa.ChunkedArray]) -> Ints:
     return result
 
 
-def _launches(work: Ints, host: Ints, calls: Ints, start: Ints) -> Ints:
-    """Entry of the first call with the same correlation id, -1 if there is none. Ids below 1 mean none."""
+def _launches(work: Ints, begin: Ints, calls: Ints, ids: Ints, start: Ints, end: Ints) -> Ints:
+    """Entry of the call with the correlation id of each piece of work, -1 if there is none. Ids below 1 mean none.
+
+    Of calls inside each other the outer one; of others with the same id the last before the work began.
+    """
     launch = np.full(len(work), -1, np.int64)
-    calls = calls[host[calls] > 0]
     wanted = work > 0
     if not len(calls) or not wanted.any():
         return launch
-    calls = calls[np.argsort(-start[calls], kind="stable")]  # the earliest is written last, and stays
-    ids = host[calls]
     low, high = int(ids.min()), int(ids.max())
     if high - low < 16 * len(ids) + 1_000_000:
         table = np.full(high - low + 1, -1, np.int64)
         table[ids - low] = calls
-        inside = wanted & (work >= low) & (work <= high)
-        launch[inside] = table[work[inside] - low]
-        return launch
-    known, first = np.unique(ids[::-1], return_index=True)
-    calls = calls[::-1][first]
-    at = np.minimum(np.searchsorted(known, work), len(known) - 1)
-    result: Ints = np.where(wanted & (known[at] == work), calls[at], -1)
+        if np.count_nonzero(table >= 0) == len(ids):  # the usual case: every id is of one call
+            inside = wanted & (work >= low) & (work <= high)
+            launch[inside] = table[work[inside] - low]
+            return launch
+    order = np.lexsort((start, ids)) if (ids[1:] <= ids[:-1]).any() else np.arange(len(ids))
+    ids, start, end, calls = ids[order], start[order], end[order], calls[order]
+    first = np.append(True, ids[1:] != ids[:-1])
+    again = ~first & (start > np.append(0, end[:-1]))
+    at = np.minimum(np.searchsorted(ids[first], work), np.count_nonzero(first) - 1)
+    launch = np.where(wanted & (ids[first][at] == work), calls[first][at], -1)
+    if again.any():  # an id that was used again, as after a wrap
+        rows = np.flatnonzero(np.isin(work, ids[again]))
+        heads = np.flatnonzero((first | again) & np.isin(ids, ids[again]))
+        launch[rows] = _last_before(work[rows], begin[rows], ids[heads], start[heads], calls[heads], launch[rows])
+    return launch
+
+
+def _last_before(work: Ints, begin: Ints, ids: Ints, start: Ints, calls: Ints, otherwise: Ints) -> Ints:
+    """Return the last call of the same id that starts before each piece of work."""
+    order = np.lexsort((np.arange(len(ids) + len(work)) >= len(ids), np.append(start, begin), np.append(ids, work)))
+    last = np.maximum.accumulate(np.where(order < len(ids), np.arange(len(order)), -1))
+    is_work = order >= len(ids)
+    known = last[is_work] >= 0
+    row, call = order[is_work][known] - len(ids), order[last[is_work][known]]
+    same = ids[call] == work[row]
+    result = otherwise.copy()
+    result[row[same]] = calls[call[same]]
     return result
 
 

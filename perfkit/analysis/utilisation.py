@@ -24,7 +24,6 @@ from perfkit.analysis.ops import MATMUL
 from perfkit.analysis.timeline import ints
 from perfkit.analysis.waterfall import Numerator, ideal_ns
 from perfkit.errors import UnknownHardware, UsageError
-from perfkit.flops.calculator import DEFAULT_CONVENTION, compute_mfu
 from perfkit.hardware.lookup import find_device
 from perfkit.hardware.overrides import load_measured, measured_path
 from perfkit.hardware.registry import DTYPES, canonical_dtype, normalise
@@ -51,12 +50,18 @@ class Question:
     hardware: str | None = None
     """Device name, instead of the trace's."""
     dtype: str | None = None
-    convention: str = DEFAULT_CONVENTION
+    convention: str | None = None
     peak_flops: float | None = None
     peak: str = "registry"
     """`registry`, or `measured` by `perfkit hardware --calibrate`."""
     world_size: int | None = None
     """Instead of the trace's."""
+    flops_per_token: float | None = None
+    """Of the model, if it is not named; `convention` then only says how they were counted."""
+    step_time_ns: int | None = None
+    """Of unprofiled steps, instead of the traced windows (definition 13)."""
+    step_time_steps: int | None = None
+    """How many those are."""
 
     def __post_init__(self) -> None:
         for name in ("tokens_per_step", "peak_flops", "world_size", "seq_len"):
@@ -129,7 +134,7 @@ def resolve(
         )
         hfu = None
     mfu, model_ns = _mfu(steps, question, dtype, peak, count, messages)
-    start = "mfu" if mfu["value"] is not None else "hfu" if hfu is not None else "time"
+    start = "mfu" if mfu["value"] is not None and model_ns else "hfu" if hfu is not None else "time"
     trusted = peaks.flops if hfu is not None else {}
     return Utilisation(
         Numerator(start, trusted, model_ns),
@@ -251,41 +256,67 @@ def _mfu(
     nothing: dict[str, Any] = {
         "value": None, "convention": None, "model_flops_per_step": None, "source": None, "other_conventions": {},
     }  # fmt: skip
-    if question.model is None or question.tokens_per_step is None:
-        missing = [
-            flag
-            for flag, value in (("--model NAME", question.model), ("--tokens-per-step N", question.tokens_per_step))
-            if value is None
-        ]
+    missing = [
+        flag
+        for flag, value in (
+            ("--model NAME", question.model or question.flops_per_token),
+            ("--tokens-per-step N", question.tokens_per_step),
+        )
+        if value is None
+    ]
+    if missing or question.tokens_per_step is None:
         messages.append(
             f"MFU needs the model and the tokens that the whole job trains in a step; pass {' and '.join(missing)}"
         )
         return nothing, 0
     numbered = steps.filter(pc.is_valid(steps["step"]))
-    if len(numbered) < len(steps) or not len(steps):
+    if question.step_time_ns is None and (len(numbered) < len(steps) or not len(steps)):
         messages.append("no steps are marked in the traces, so tokens per step say nothing; profile with prof.step()")
         return nothing, 0
     window = int(pc.sum(steps["window_ns"]).as_py() or 0)
     if count is None or not window:
         return nothing, 0
+    traced_ns = window / len(steps)
+    step_ns = question.step_time_ns or traced_ns
+    result, per_step, problems = _model(question, dtype, peak, count, step_ns)
+    messages.extend(problems)
+    if peak is None or problems:
+        return result, 0
+    model_ns = round(per_step / (count * peak) * 1e9)
+    value = model_ns / step_ns
+    result["value"] = value if 0 < value <= 1 else None
+    if question.step_time_ns is not None and result["value"] is not None:
+        messages.append(
+            f"MFU is of {question.step_time_steps} unprofiled steps, {step_ns / 1e6:.1f} ms; the waterfall is of the "
+            f"profiled ones, {traced_ns / 1e6:.1f} ms, in which it would be {model_ns / traced_ns:.1%}"
+        )
+    return result, model_ns if len(numbered) == len(steps) else 0
+
+
+def _model(
+    question: Question, dtype: str | None, peak: float | None, count: int, step_ns: float
+) -> tuple[dict[str, Any], float, list[str]]:
+    """Return the JSON of MFU without its value, the model's FLOPs of a step, and why there is no value."""
+    tokens = question.tokens_per_step or 0.0
+    if question.model is None:
+        per_step = (question.flops_per_token or 0.0) * tokens
+        source = f"{question.flops_per_token:g} FLOPs a token as the run recorded, {tokens:g} tokens per step"
+        return {
+            "value": None, "convention": question.convention, "model_flops_per_step": per_step,
+            "source": f"{source} on {count} devices", "other_conventions": {},
+        }, per_step, []  # fmt: skip
+    from perfkit.flops.calculator import compute_mfu
+
     answer = compute_mfu(
         question.model, dtype=dtype or "bf16", convention=question.convention, seq_len=question.seq_len,
-        peak_flops=peak, step_time=window / len(steps) / 1e9, tokens_per_step=question.tokens_per_step, devices=count,
+        peak_flops=peak, step_time=step_ns / 1e9, tokens_per_step=tokens, devices=count,
     )  # fmt: skip
-    per_step = (answer.flops_per_token or 0.0) * question.tokens_per_step
+    per_step = (answer.flops_per_token or 0.0) * tokens
     result = {
         "value": None, "convention": answer.convention, "model_flops_per_step": per_step or None,
-        "source": f"{answer.model or 'model'}, {question.tokens_per_step:g} tokens per step on {count} devices",
+        "source": f"{answer.model or 'model'}, {tokens:g} tokens per step on {count} devices",
         "other_conventions": {
             name: other.mfu for name, other in answer.conventions.items() if name != answer.convention
         },
     }  # fmt: skip
-    if peak is None:
-        return result, 0
-    if answer.mfu is None:
-        messages.extend(answer.messages)
-        return result, 0
-    model_ns = round(per_step / (count * peak) * 1e9)
-    value = model_ns * len(steps) / window
-    result["value"] = value if 0 < value <= 1 else None
-    return result, model_ns
+    return result, per_step, list(answer.messages) if peak is not None and answer.mfu is None else []

@@ -29,12 +29,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from perfkit.analysis.culprits import Blame
-from perfkit.analysis.idle import CAUSES, Gaps
+from perfkit.analysis.culprits import Blame, sum_stretches
+from perfkit.analysis.idle import Gaps
 from perfkit.analysis.ops import MATMUL
 from perfkit.analysis.timeline import Timeline, ints
 from perfkit.analysis.windows import Windows
-from perfkit.schema import WATERFALL, conform, table_from_rows
+from perfkit.schema import WATERFALL, table_from_rows
 
 WINDOW_IDLE = pa.schema(
     [
@@ -84,28 +84,20 @@ def window_idle(timeline: Timeline, device: int | None, windows: Windows, gaps: 
     """Sum idle stretches by window, cause, culprit and place."""
     if not len(windows.step):
         return WINDOW_IDLE.empty_table()
-    at = np.clip(np.searchsorted(windows.edges, found.start, side="right") - 1, 0, len(windows.step) - 1)
-    rows = pa.table(
-        {"step": windows.step[at], "cause": gaps.cause[found.gap], "label": found.label,
-         "idle_ns": found.end - found.start, "gap": found.gap}
-    )  # fmt: skip
-    table = rows.group_by(["step", "cause", "label"], use_threads=False).aggregate(
-        [("idle_ns", "sum"), ("gap", "count_distinct")]
-    )
-    labels: list[tuple[str | None, str | None]] = [*found.labels, (None, None)]
-    chosen = [labels[i] for i in table["label"].to_pylist()]
-    step = table["step"].to_numpy()
+    at = np.clip(np.searchsorted(windows.edges, gaps.start, side="right") - 1, 0, len(windows.step) - 1)
+    total = sum_stretches(windows.step[at], gaps, found)
+    step = total.step
     shown = device if device is not None and device >= 0 else None
     return pa.table(
         {
-            "rank": pa.array(np.full(len(table), timeline.rank, np.int32)),
-            "device": pa.array([shown] * len(table), pa.int32()),
+            "rank": pa.array(np.full(len(step), timeline.rank, np.int32)),
+            "device": pa.array([shown] * len(step), pa.int32()),
             "step": pa.array(step, mask=step < 0),
-            "cause": pa.array([CAUSES[i] for i in table["cause"].to_pylist()], pa.utf8()),
-            "culprit": pa.array([culprit for culprit, _ in chosen], pa.utf8()),
-            "where": pa.array([where for _, where in chosen], pa.utf8()),
-            "idle_ns": table["idle_ns_sum"],
-            "gaps": table["gap_count_distinct"],
+            "cause": pa.array(total.cause, pa.utf8()),
+            "culprit": pa.array(total.culprit, pa.utf8()),
+            "where": pa.array(total.where, pa.utf8()),
+            "idle_ns": total.idle_ns,
+            "gaps": total.gaps,
         },
         schema=WINDOW_IDLE,
     )
@@ -188,7 +180,7 @@ def _rows(table: pa.Table, term: Any, part: Any, ns: Any) -> pa.Table:
 
 def waterfall(terms: pa.Table, start: str, scopes: Sequence[str] = ("job", "rank", "step")) -> pa.Table:
     """Return the rows of `waterfall` for the whole job, each rank and each step."""
-    tables: list[pa.Table] = []
+    found: list[dict[str, Any]] = []
     for scope in scopes:
         keys = [] if scope == "job" else [scope]
         table = terms.group_by([*keys, "term", "part"], use_threads=False).aggregate([("ns", "sum")])
@@ -199,8 +191,8 @@ def waterfall(terms: pa.Table, start: str, scopes: Sequence[str] = ("job", "rank
             grouped.pop(None, None)
         for key in sorted(grouped):
             where = {} if scope == "job" else {scope: key}
-            tables.append(table_from_rows(WATERFALL, [{**r, **where} for r in ladder_rows(grouped[key], start)]))
-    return conform(WATERFALL, pa.concat_tables(tables)) if tables else WATERFALL.empty()
+            found += [{**row, **where} for row in ladder_rows(grouped[key], start)]
+    return table_from_rows(WATERFALL, found)
 
 
 def ladder_rows(rows: Iterable[Mapping[str, Any]], start: str) -> list[dict[str, Any]]:

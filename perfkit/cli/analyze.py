@@ -11,10 +11,13 @@ examples:
   perfkit analyze traces/ --model llama3-8b --tokens-per-step 4M --seq-len 8192     with MFU
   perfkit analyze traces/ --steps 10:20 --ranks 0,4-7
   perfkit analyze traces/ --table idle -o idle.csv         every row behind the report
+  perfkit analyze traces/ --store runs/ --run llama-8b     and keep the answer in a store, for the dashboard
+  perfkit analyze llama-8b --store runs/                   a run that is in the store
 
-PATH is a trace file, a folder, or an archive (.zip, .tar.gz). `--window trace` ignores steps and takes each
-rank from its first to its last device event. Tables: attribution, steps, ranks, idle, io, kernels, waterfall,
-findings, exchanges, copies, memory. MFU needs the model and the tokens that the whole job trains in a step.
+PATH is a trace file, a folder, an archive (.zip, .tar.gz), or a run in a store: RUN, CLUSTER/RUN or
+CLUSTER/RUN/ATTEMPT. `--window trace` ignores steps and takes each rank from its first to its last device event.
+Tables: attribution, steps, ranks, idle, io, kernels, waterfall, findings, exchanges, copies, memory. MFU needs the
+model and the tokens that the whole job trains in a step; a run that perfkit captured knows both.
 """
 
 from __future__ import annotations
@@ -53,6 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fail-on", action="append", default=[], metavar="EXPR", help="exit 1 if it holds, for example 'mfu<0.38'"
     )
 
+    place = parser.add_argument_group(
+        "store", "where the answer is kept, and where a PATH that is no file is looked up"
+    )
+    place.add_argument("--store", metavar="DIR", help="local folder or URI of the store")
+    place.add_argument("--cluster", help="cluster that the run belongs to (default: default)")
+    place.add_argument("--run", help="name of the run (default: as `perfkit ingest` names it)")
+    place.add_argument("--attempt", type=int, metavar="K", help="restart count of the run (default: the last, or 0)")
+
     job = parser.add_argument_group("job, for MFU", "what the traces do not tell, or instead of what they tell")
     job.add_argument("--model", metavar="M", help="a preset (see `perfkit mfu --list`) or a JSON file of spec keys")
     job.add_argument("--tokens-per-step", metavar="N", help="tokens of one step of the whole job; 4M is 4 million")
@@ -77,9 +88,11 @@ def run(args: argparse.Namespace) -> int:
     if args.table and not (args.output and args.output.suffix in (".csv", ".parquet")):
         raise UsageError("--table needs a file to write to", next_step="add `-o FILE.csv` or `-o FILE.parquet`")
 
+    _leave_pandas_out()
     from perfkit.analysis.analyze import analyze
 
     question = parse_question(args)
+    question |= {name: getattr(args, name) for name in ("store", "cluster", "run", "attempt")}
     found = analyze(args.paths, window=args.window, first_step=first, last_step=last, ranks=ranks, **question)
     if args.table:
         if args.table not in found.tables:
@@ -89,6 +102,33 @@ def run(args: argparse.Namespace) -> int:
         _render(found, args)
     check(gates, found.summary)
     return 0
+
+
+class _NoPandas:
+    """Tells whoever asks that there is no pandas."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        """Refuse pandas and leave every other module to the next finder."""
+        if name == "pandas":
+            raise ImportError("perfkit analyze has no use for pandas")
+
+
+def _leave_pandas_out() -> None:
+    """Keep pyarrow from importing pandas, which takes longer than reading a small trace.
+
+    pyarrow does so with the first array that it makes, to recognise data frames; there are none here. It looks
+    for pandas again when `.to_pandas()` is called.
+    """
+    if "pandas" in sys.modules:
+        return
+    import pyarrow as pa
+
+    sys.meta_path.insert(0, _NoPandas)
+    try:
+        pa.array([0])
+    finally:
+        sys.meta_path.remove(_NoPandas)
 
 
 def _render(report: Report, args: argparse.Namespace) -> None:

@@ -1,15 +1,17 @@
 """Turn trace dumps into parquet tables.
 
 Reads torch.profiler / Kineto traces (.json, .gz, .zst, inside .tar and .zip) and Nsight Systems exports
-(SQLite, parquetdir), chosen by content. A bad file is reported and the others go on. Running the same
-command again changes nothing; after an interruption it goes on where it stopped.
+(SQLite, parquetdir), chosen by content, and the spool that a recorded run left behind (its records belong to the
+run that they name). A bad file is reported and the others go on. Running the same command again changes nothing;
+after an interruption it goes on where it stopped.
 
 examples:
   perfkit ingest traces/ --store runs/
   perfkit ingest rank*.json.gz --store runs/ --cluster prod-a --run llama-8b
   perfkit ingest dump.tar.gz --store runs/ --format json | jq .rejected
 
-exit codes: 0 fine (also if some files were rejected), 2 if nothing could be ingested
+exit codes: 0 fine (also if some files were rejected), 2 if nothing could be ingested, 130 interrupted (Ctrl-C),
+143 terminated
 """
 
 from __future__ import annotations
@@ -60,6 +62,10 @@ def run(args: argparse.Namespace) -> int:
         print(render(report))
     for error in report.rejected:
         print(f"perfkit: {error}", file=sys.stderr)
+    if not report.files and not report.rejected and report.spools:
+        if args.format == "text":
+            print(f"nothing left to ingest: all {len(report.spools)} ranks of the spool are in the store already")
+        return 0
     if not report.files and not report.rejected:
         print(
             f"perfkit: nothing to ingest under {', '.join(args.paths)}; name a trace file, a folder or an archive",
@@ -97,8 +103,10 @@ def render(report: IngestReport) -> str:
     if report.ignored:
         example = report.ignored[0]
         lines.append(f"ignored {_count(len(report.ignored), 'other file')}, such as {example.path}: {example.reason}")
-    if report.rejected:
-        lines.append(f"rejected {_count(len(report.rejected), 'file')}; the reasons follow")
+    if rejected := len(report.rejected) - (report.full is not None):
+        lines.append(f"rejected {_count(rejected, 'file')}; the reasons follow")
+    if report.full:
+        lines.append("the store is full: not everything was ingested")
     if report.files:
         lines.append(f"next: perfkit store ls {report.store}")
     return "\n".join(lines)

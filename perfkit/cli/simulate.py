@@ -1,7 +1,11 @@
-"""Write labelled synthetic traces with the true answer beside them.
+"""Write labelled synthetic traces, or the history of a fleet, with the true answer beside them.
 
-One Kineto trace per rank, `truth.json` (exact partition, idle causes, waits, bubble, MFU, clocks, culprits) and
-`truth_collectives.parquet` (wait and transfer of every collective on every rank).
+`simulate fleet` writes a store: clusters, nodes, runs, failures, roll-ups, and truth.json in it.
+
+example: perfkit simulate fleet --clusters 3 --days 365 --runs 2000 --seed 1 -o fleet/
+
+`simulate trace` writes one Kineto trace per rank, `truth.json` (exact partition, idle causes, waits, bubble, MFU,
+clocks, culprits) and `truth_collectives.parquet` (wait and transfer of every collective on every rank).
 
 example: perfkit simulate trace --ranks 8 --parallel dp=4,tp=2 --fault slow-rank:5:1.3x --seed 11 -o traces/
 
@@ -9,6 +13,7 @@ Faults are KIND[:TARGET][:AMOUNT][@FIRST[-LAST]]:
   slow-rank:5:1.3x      throttle:5:1.3x       slow-host:0:2x        slow-link:3:4x
   data-stall:3:80ms     late-rank:2:5ms       allocator-churn:1:2ms stream-stall:0:60us
   sync-point:all        lost-launches:1       recompute             small-bucket:16x
+  hot-expert:2:1.5x
 `@1-2` limits a fault to the second and third step; a target may be `all`.
 """
 
@@ -30,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     trace.add_argument("--ranks", type=int, default=8, help="ranks of the job (default 8)")
-    trace.add_argument("--hardware", default="h100", help="h100 or a100, or the exact device name (default h100)")
+    trace.add_argument("--hardware", default="h100", help="h100, a100, or a name of the registry (default h100)")
     trace.add_argument("--parallel", default="", help="for example dp=4,tp=2; degrees dp, fsdp, tp, pp, ep, vpp")
     trace.add_argument("--steps", type=int, default=4, help="profiled steps (default 4)")
     trace.add_argument("--fault", action="append", default=[], help="what is wrong with the job; may be repeated")
@@ -41,10 +46,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trace.add_argument("--micro-batches", type=int, help="micro-batches per step (default 1, or 2 per pipeline stage)")
     trace.add_argument("--checkpoint-every", type=int, default=0, help="steps between checkpoints (default: none)")
     trace.add_argument("-o", "--output", type=Path, required=True, help="folder to write to; must be empty or absent")
+    fleet = kinds.add_parser(
+        "fleet",
+        help="a store with the history of a fleet",
+        description="Write a store with the history of a simulated fleet, and the truth beside it.",
+        epilog="example: perfkit simulate fleet --clusters 3 --days 365 --runs 2000 --seed 1 -o fleet/",
+    )
+    fleet.add_argument("--clusters", type=int, default=3, help="clusters (default 3)")
+    fleet.add_argument("--days", type=int, default=365, help="length of the history (default 365)")
+    fleet.add_argument("--runs", type=int, default=2000, help="runs submitted (default 2000)")
+    fleet.add_argument("--ranks", type=int, default=4096, help="ranks of the largest run (default 4096)")
+    fleet.add_argument("--seed", type=int, default=0, help="the same seed gives the same rows (default 0)")
+    fleet.add_argument("-o", "--output", type=Path, required=True, help="folder of the store; must be empty or absent")
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, write, and say what was written."""
+    return _run_fleet(args) if args.what == "fleet" else _run_trace(args)
+
+
+def _run_fleet(args: argparse.Namespace) -> int:
+    from perfkit.simulate.fleet import Fleet, FleetOptions, write_fleet
+
+    def progress(what: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{what:<40}", end="", file=sys.stderr)
+
+    names = ("clusters", "days", "runs", "ranks", "seed")
+    written = write_fleet(Fleet(FleetOptions(**{n: getattr(args, n) for n in names})), args.output, progress)
+    progress("")
+    rows = ", ".join(f"{name} {count:,}" for name, count in sorted(written.items()))
+    print(f"wrote a synthetic store to {args.output} and the truth to {args.output}/truth.json; rows: {rows}")
+    return 0
+
+
+def _run_trace(args: argparse.Namespace) -> int:
     from perfkit.errors import UsageError
     from perfkit.simulate import Job, Mesh, parse_fault, resolve_hardware, simulate, write_traces
 

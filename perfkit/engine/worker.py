@@ -30,6 +30,7 @@ def main(channel: int, lifeline: int) -> None:
     """Serve items from `channel` until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends us
     signal.signal(signal.SIGTERM, _leave)
+    sys.unraisablehook = _leave_again
     threading.Thread(target=_die_with_parent, args=(lifeline,), daemon=True).start()
     connection = Connection(channel)
     try:
@@ -111,6 +112,16 @@ class _Leave(SystemExit):
 
 def _leave(number: int, frame: FrameType | None) -> None:
     raise _Leave(1)
+
+
+def _leave_again(lost: sys.UnraisableHookArgs) -> None:
+    """Raise `_Leave` once more: it came while a generator was being thrown away, which swallows exceptions."""
+    if isinstance(lost.exc_value, _Leave):
+        again = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM))  # not here: this swallows it as well
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _die_with_parent(lifeline: int) -> None:

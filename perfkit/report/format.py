@@ -150,7 +150,9 @@ def evidence(item: Any, limit: int = 4) -> list[str]:
     if item is None or item == "":
         return []
     if isinstance(item, dict):
-        flat = {k: v for k, v in item.items() if not isinstance(v, (list, dict))}
+        if item.get("lost_gpu_ms", 0) in (item.get("idle_ms"), item.get("exposed_ms")):
+            item = {k: v for k, v in item.items() if k != "lost_gpu_ms"}  # one device: it lost what was measured
+        flat = {k: v for k, v in item.items() if not isinstance(v, (list, dict)) and v is not None}
         lines = [" · ".join(_fact(k, v) for k, v in flat.items())] if flat else []
         for key, part in item.items():
             if key not in flat and part:
@@ -164,7 +166,14 @@ def evidence(item: Any, limit: int = 4) -> list[str]:
     return [clean(item)]
 
 
+def short_name(name: str, width: int = 80) -> str:
+    """Return what tells kernels apart at a glance: C++ names repeat their arguments over several lines."""
+    return clean(name.removeprefix("void "), width)
+
+
 def _fact(name: str, item: Any) -> str:
+    if name == "kernel" and isinstance(item, str):
+        return short_name(item)
     return (
         value(name, item)
         if name in ("ns", "ms", "where", "kernel", "name", "kind", "op", "culprit")

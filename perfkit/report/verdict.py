@@ -75,7 +75,7 @@ class Ladder:
 def verdict(document: Document) -> Verdict:
     """Read the document."""
     mfu = document["mfu"]
-    hfu = None if mfu["hfu"] is None else fmt.percent(mfu["hfu"])
+    hfu = None if mfu["hfu"] is None else fmt.percent(mfu["hfu"], 1 if mfu["hfu"] >= 0.01 else 2)
     return Verdict(
         mfu="unknown" if mfu["value"] is None else fmt.percent(mfu["value"]),
         hfu=hfu,
@@ -135,7 +135,7 @@ def _coverage(mfu: Mapping[str, Any]) -> list[str]:
     known = mfu["flops_coverage"]
     if known is None:
         return ["HFU is from the shapes of the trace's ops"]
-    less = "" if known > 0.9995 else ", so it is too low by what the rest computes"
+    less = "" if known > 0.995 else ", so it is too low by what the rest computes"
     return [f"HFU is from ops with known shapes, {fmt.percent(known)} of matmul time{less}"]
 
 
@@ -158,6 +158,8 @@ def scope(document: Document) -> str:
     ranks = f"{traced:,} of {fmt.plural(world, 'rank')}" if world else fmt.plural(traced or 0, "rank")
     steps = found["steps"]
     covers = "one window per rank" if steps is None else f"steps {steps[0]} to {steps[1]}"
+    if steps is not None and steps[0] == steps[1]:
+        covers = f"step {steps[0]}"
     source = f" (from {fmt.clean(quality['steps_source'])})" if quality["steps_source"] else ""
     return f"{ranks} · {covers}{source}"
 
@@ -168,10 +170,9 @@ def _speed(document: Document) -> list[str]:
     if speed["step_time_p50_ns"] is not None:
         slow = speed["slow_steps"]
         lost = f", {fmt.plural(slow, 'slow step')} ({fmt.duration(speed['slow_step_excess_ns'])} lost)" if slow else ""
-        lines.append(
-            f"step {fmt.duration(speed['step_time_p50_ns'])} median, "
-            f"{fmt.duration(speed['step_time_p95_ns'])} p95{lost}"
-        )
+        one = speed["step_time_p50_ns"] == speed["step_time_p95_ns"]
+        spread = "" if one else f" median, {fmt.duration(speed['step_time_p95_ns'])} p95"
+        lines.append(f"step {fmt.duration(speed['step_time_p50_ns'])}{spread}{lost}")
     if speed["tokens_per_second"] is not None:
         each = speed["tokens_per_second_per_device"]
         per_device = f" ({fmt.si(each, '')} per device)" if each is not None else ""

@@ -174,10 +174,6 @@ class ArrowTemplate:
             {
                 "collective": _texts([comm.op for comm in comms]),
                 "dtype": _texts([comm.dtype for comm in comms]),
-                "in_nelems": _ints([comm.in_elements for comm in comms]),
-                "out_nelems": _ints([comm.out_elements for comm in comms]),
-                "in_split": _texts(["[]"] * len(comms)),
-                "out_split": _texts(["[]"] * len(comms)),
                 "seq": _ints([comm.seq for comm in comms]),
             }
         )
@@ -188,7 +184,12 @@ class ArrowTemplate:
         groups = self.identity.groups(rank)
         mine = [groups[comm.role] for comm in comms]
         pairs = [self.identity.message_ranks(rank, comm) if comm.role == "pp" else (None, None) for comm in comms]
+        sizes = [self.identity.message_sizes(rank, comm) for comm in comms]
         columns = {
+            "in_nelems": _ints([size[0] for size in sizes]),
+            "out_nelems": _ints([size[1] for size in sizes]),
+            "in_split": _texts([str(size[2]) for size in sizes]),
+            "out_split": _texts([str(size[3]) for size in sizes]),
             "group_name": _texts([group.name for group in mine]),
             "group_desc": _texts([group.desc for group in mine]),
             "group_ranks": _texts([group.ranks_text for group in mine]),

@@ -16,9 +16,10 @@ from isal import igzip
 from perfkit.simulate.emit_arrow import has_device, metadata_events
 from perfkit.simulate.job import EPOCH_NS, Job
 from perfkit.simulate.noise import Ints
+from perfkit.simulate.program import Comm
 from perfkit.simulate.rows import AUTOGRAD_FORWARD_THREAD, CONTEXT, DEVICE, Identity, Row, RowTemplate, kernel_config
 
-_PID, _TID, _DEVICE, _GROUP, _PAIR = "\x01p", "\x01t", "\x01d", "\x01g", "\x01m"
+_PID, _TID, _DEVICE, _GROUP, _PAIR, _ROUTED = "\x01p", "\x01t", "\x01d", "\x01g", "\x01m", "\x01r"
 
 
 class KinetoTemplate:
@@ -26,6 +27,8 @@ class KinetoTemplate:
 
     def __init__(self, job: Job, identity: Identity, template: RowTemplate) -> None:
         self.job, self.identity, self.template = job, identity, template
+        self._routed: dict[str, Comm] = {}
+        """Exchanges whose sizes differ from rank to rank, by what stands for them in the text."""
         self._pieces = [self._cut(row) for row in template.rows]
         self._rate = [row.num_bytes for row in template.rows]
         pairs = {row.comm.stages for row in template.rows if row.comm is not None and row.comm.role == "pp"}
@@ -66,6 +69,8 @@ class KinetoTemplate:
                 "Process Group Description": group.desc, "Process Group Ranks": group.ranks_text,
             }  # fmt: skip
             text = text.replace(f"{_GROUP}{role};", json.dumps(args)[1:-1])
+        for mark, comm in self._routed.items():
+            text = text.replace(mark, _sizes(*identity.message_sizes(rank, comm)))
         size = self.job.mesh.stage_size
         for sender, receiver in self._pairs:
             ranks = {"Src Rank": sender * size + rank % size, "Dst Rank": receiver * size + rank % size}
@@ -133,14 +138,30 @@ class KinetoTemplate:
             add({"Input Dims": row.dims, "Input type": row.types})
         if row.comm is not None:
             comm = row.comm
-            add({
-                "Collective name": comm.op, "In msg nelems": comm.in_elements, "Out msg nelems": comm.out_elements,
-                "dtype": comm.dtype, "In split size": "[]", "Out split size": "[]", "Seq": comm.seq,
-            })  # fmt: skip
+            add({"Collective name": comm.op})
+            if comm.to_experts is None:
+                args.append(_sizes(comm.in_elements, comm.out_elements, [], []))
+            else:
+                self._routed[_routed(comm)] = comm
+                args.append(_routed(comm))
+            add({"dtype": comm.dtype, "Seq": comm.seq})
             args.append(f"{_GROUP}{comm.role};")
             if comm.role == "pp":
                 args.append(f"{_PAIR}{comm.stages[0]},{comm.stages[1]};")
         return args
+
+
+def _routed(comm: Comm) -> str:
+    """Return what stands for the sizes of an exchange that differ from rank to rank."""
+    return f"{_ROUTED}{comm.step},{int(bool(comm.to_experts))},{comm.in_elements};"
+
+
+def _sizes(in_elements: int, out_elements: int, in_split: list[int], out_split: list[int]) -> str:
+    args = {
+        "In msg nelems": in_elements, "Out msg nelems": out_elements, "In split size": str(in_split),
+        "Out split size": str(out_split),
+    }  # fmt: skip
+    return json.dumps(args)[1:-1]
 
 
 _META_ARG = {"process_name": "name", "thread_name": "name", "process_labels": "labels"}

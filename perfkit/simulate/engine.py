@@ -140,6 +140,7 @@ class _Stage:
             step = instruction.step
             if step not in by_step:
                 by_step[step] = {kind: factors(job.faults, kind, step, unit) for kind, unit in units.items()}
+                by_step[step]["experts"] = job.expert_load(step, ranks)
             now, task = by_step[step], instruction.task
             speed[row] = now["slow-host"] * job.host_permille // 1000
             base[row] = instruction.host_ns if task is None else task.duration_ns
@@ -147,6 +148,8 @@ class _Stage:
                 slow[row] = now["slow-host"]
             elif task.category == "kernel" and task.comm is None:
                 slow[row] = now["slow-rank"] * (now["throttle"] if task.clock_bound else 1000) // 1000
+                if task.of_experts:
+                    slow[row] = slow[row] * now["experts"] // 1000
             else:
                 slow[row] = 1000
         wobble = base + base * (pick(two, 1) - 32_768) // (32_768 * 25)  # ±4 %
@@ -266,6 +269,8 @@ def _finish(job: Job, posts: list[tuple[_Stage, int]]) -> None:
         arrived, link, wobble = (group_max(values, split) for values in (starts[0], links[0], wobble))
         base = [transfer_ns(job, comm.op, comm.num_bytes, split[1], across_hosts=bool(b)) for b in (False, True)]
         transfer = np.where(stage.spans_hosts[comm.role], base[1], base[0])
+        if comm.to_experts is not None:  # the rank that moves most decides
+            link = link * group_max(np.maximum(job.expert_load(step, stage.program.ranks), 1000), split) // 1000
     transfer = (transfer + transfer * (wobble - 32_768) // (32_768 * 16)) * link // 1000  # ±6 %
     for one_stage, one_index in posts:
         one_stage.finish(one_index, arrived, transfer)

@@ -26,6 +26,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "slow-link": ("rank", "factor", "transfers of every group that has the rank as a member take longer"),
     "late-rank": ("rank", "time", "Python code of a rank runs before its step"),
     "sync-point": ("rank", "", "`.item()` after every layer of the forward pass"),
+    "hot-expert": ("rank", "factor", "the experts of a rank receive so many times their share of the tokens"),
     "recompute": ("", "", "the forward pass of each layer is run again in the backward pass"),
     "small-bucket": ("", "factor", "gradient buckets are so many times smaller"),
     "allocator-churn": ("rank", "time", "cudaFree and cudaMalloc after every layer of the forward pass"),

@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from perfkit.errors import UsageError
-from perfkit.simulate.faults import KINDS, Fault
+from perfkit.simulate.faults import ALL, KINDS, Fault, factors
 from perfkit.simulate.hardware import H100, HardwareModel
 from perfkit.simulate.noise import Ints, between, draw, hash_key, pick
 
@@ -86,6 +86,14 @@ class Mesh:
             "ep": (data // self.ep, self.ep, self.tp),
             "stage": (1, self.stage_size, 1),
         }[role]
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Return the rank's number on every axis: its position in its group."""
+        found = {}
+        for role, size in (("pp", self.pp), ("dp", self.dp), ("fsdp", self.fsdp), ("tp", self.tp), ("ep", self.ep)):
+            inner = self.stage_size if role == "pp" else self.split(role)[2]
+            found[role] = rank // inner % size
+        return found
 
     def members(self, role: str) -> Ints:
         """Return the global ranks of each rank's group: shape (world, group size)."""
@@ -157,6 +165,8 @@ class Job:
         if mesh.ep > 1 and self.experts % mesh.ep:
             raise UsageError(f"{self.experts} experts do not divide over ep = {mesh.ep}")
         for fault in self.faults:
+            if fault.kind == "hot-expert" and (mesh.ep == 1 or fault.target == ALL):
+                raise UsageError(f"fault {fault}: needs ep > 1 and one rank")
             limit = self.num_hosts if KINDS[fault.kind][0] == "host" else mesh.world_size
             if fault.target is not None and fault.target >= limit:
                 raise UsageError(f"fault {fault}: the job has only {limit} of these")
@@ -170,6 +180,21 @@ class Job:
     def host_of(self) -> Ints:
         """Host of each rank."""
         return np.arange(self.mesh.world_size) // self.hardware.gpus_per_host
+
+    def expert_load(self, step: int, ranks: Ints) -> Ints:
+        """Return the share of tokens that the experts of each rank receive, in thousandths; 1000 is an equal share.
+
+        What a hot rank receives more, the others of its expert group receive less.
+        """
+        size = self.mesh.ep
+        hot = np.minimum(factors(self.faults, "hot-expert", step, ranks), 1000 * size)
+        members = self.mesh.members("ep")[ranks]
+        every = np.minimum(factors(self.faults, "hot-expert", step, np.arange(self.mesh.world_size)), 1000 * size)[
+            members
+        ]
+        surplus = (every - 1000).sum(axis=1)
+        cold = np.maximum((every == 1000).sum(axis=1), 1)
+        return np.where(hot == 1000, np.maximum(1000 - surplus // cold, 0), hot)
 
     @property
     def tokens(self) -> int:

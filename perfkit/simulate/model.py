@@ -8,7 +8,7 @@ Sizes are those of one rank for one micro-batch. Matrix products count 2·m·k·
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfkit.simulate.job import Job
 
@@ -43,6 +43,8 @@ class Kernel:
     clock_bound: bool = False
     """Slows down with the clock (matrix and attention kernels)."""
     dims: tuple[tuple[int, ...], ...] = ()
+    of_experts: bool = False
+    """Grows with the tokens that the rank's experts receive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Exchange:
     role: str
     op: str
     num_elements: int
+    to_experts: bool | None = None
+    """Whether tokens go to the experts or come back; None if it has nothing to do with them."""
 
 
 Part = Kernel | Exchange
@@ -159,7 +163,7 @@ def _reduce(job: Job, key: str) -> list[Part]:
     return [Exchange(f"{key}.allreduce", "tp", "allreduce", job.tokens * job.hidden)]
 
 
-def _backward_pair(job: Job, key: str, m: int, k: int, n: int) -> list[Part]:
+def _backward_pair(job: Job, key: str, m: int, k: int, n: int) -> list[Kernel]:
     return [
         gemm(job, f"{key}.dgrad", m, n, k, ops=("aten::mm",)),
         gemm(job, f"{key}.wgrad", k, m, n, ops=("aten::mm",)),
@@ -169,8 +173,8 @@ def _backward_pair(job: Job, key: str, m: int, k: int, n: int) -> list[Part]:
 def _experts(job: Job, *, forward: bool) -> list[Part]:
     """Return routing, dispatch, experts, combine; each token goes to one expert."""
     t, h, f = job.tokens, job.hidden, job.ffn // job.mesh.tp
-    dispatch = Exchange("dispatch", "ep", "all_to_allv", t * h)
-    combine = Exchange("combine", "ep", "all_to_allv", t * h)
+    dispatch = Exchange("dispatch", "ep", "all_to_allv", t * h, to_experts=forward)
+    combine = Exchange("combine", "ep", "all_to_allv", t * h, to_experts=not forward)
     permute = memory_bound(job, "permute", "aten::index_select", _INDEX_SELECT, 2 * t * h * BF16, (t, h))
     grouped = ("aten::_grouped_mm",)
     if forward:
@@ -180,16 +184,16 @@ def _experts(job: Job, *, forward: bool) -> list[Part]:
             memory_bound(job, "topk", "aten::topk", topk, t * job.experts * BF16, (t, job.experts)),
             permute,
             dispatch,
-            gemm(job, "expert.up", t, h, 2 * f, ops=grouped),
-            elementwise(job, "silu", "aten::silu", "silu_kernel", (t, f)),
-            gemm(job, "expert.down", t, f, h, ops=grouped),
+            replace(gemm(job, "expert.up", t, h, 2 * f, ops=grouped), of_experts=True),
+            replace(elementwise(job, "silu", "aten::silu", "silu_kernel", (t, f)), of_experts=True),
+            replace(gemm(job, "expert.down", t, f, h, ops=grouped), of_experts=True),
             combine,
         ]
     return [
         combine,
-        *_backward_pair(job, "expert.down", t, f, h),
-        elementwise(job, "silu", "aten::silu_backward", "silu_backward_kernel", (t, f)),
-        *_backward_pair(job, "expert.up", t, h, 2 * f),
+        *(replace(one, of_experts=True) for one in _backward_pair(job, "expert.down", t, f, h)),
+        replace(elementwise(job, "silu", "aten::silu_backward", "silu_backward_kernel", (t, f)), of_experts=True),
+        *(replace(one, of_experts=True) for one in _backward_pair(job, "expert.up", t, h, 2 * f)),
         dispatch,
         permute,
         *_backward_pair(job, "router", t, h, job.experts),

@@ -78,11 +78,18 @@ class Comm:
     """Identity of the exchange over all stages that take part."""
     stages: tuple[int, ...]
     """Stages that take part; (sender, receiver) of a point-to-point message."""
+    step: int = 0
+    to_experts: bool | None = None
+    """Whether tokens go to experts or come back: then ranks have different sizes."""
 
     @property
     def num_bytes(self) -> int:
         """Message size as nccl-tests counts it."""
-        return max(self.in_elements, self.out_elements) * (4 if self.dtype == "Float" else 2)
+        return self.bytes_of(self.in_elements, self.out_elements)
+
+    def bytes_of(self, in_elements: int, out_elements: int) -> int:
+        """Return the message size of a rank that has so many elements in and out."""
+        return max(in_elements, out_elements) * (4 if self.dtype == "Float" else 2)
 
 
 @dataclass(slots=True)
@@ -102,6 +109,7 @@ class Task:
     """Counts for MFU; recomputed work does not."""
     clock_bound: bool = False
     num_bytes: int | None = None
+    of_experts: bool = False
     comm: Comm | None = None
     stall_ns: Ints | None = None
 
@@ -224,7 +232,7 @@ class Program:
         """Launch a compute kernel; `counts` says whether it is part of the model or extra work."""
         task = Task(
             COMPUTE, "kernel", part.name, STREAMS[stream], part.duration_ns, list(deps), flops=part.flops,
-            full_flops=part.full_flops, model_flops=counts, clock_bound=part.clock_bound,
+            full_flops=part.full_flops, model_flops=counts, clock_bound=part.clock_bound, of_experts=part.of_experts,
         )  # fmt: skip
         ops = part.ops
         if thread == AUTOGRAD and counts:
@@ -243,12 +251,14 @@ class Program:
     def exchange(
         self, key: str, role: str, op: str, *, step: int, thread: int, in_elements: int, out_elements: int,
         deps: Iterable[int], stream: str | None = None, dtype: str = "BFloat16", meeting: str | None = None,
-        stages: tuple[int, ...] | None = None, seq: int | None = None,
+        stages: tuple[int, ...] | None = None, seq: int | None = None, to_experts: bool | None = None,
     ) -> int:  # fmt: skip
         """Launch a collective or a message."""
         if seq is None:
             seq = self.seq[role] = self.seq.get(role, 0) + 1
-        comm = Comm(role, op, in_elements, out_elements, dtype, seq, meeting or key, stages or (self.stage,))
+        comm = Comm(
+            role, op, in_elements, out_elements, dtype, seq, meeting or key, stages or (self.stage,), step, to_experts
+        )
         outer, annotation, name = COMM_OPS[op]
         if op in ("send", "recv"):
             annotation = f"{annotation} {comm.stages[0]}->{comm.stages[1]}"

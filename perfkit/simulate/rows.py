@@ -287,6 +287,25 @@ class Identity:
         size = self.job.mesh.stage_size
         return comm.stages[0] * size + rank % size, comm.stages[1] * size + rank % size
 
+    def message_sizes(self, rank: int, comm: Comm) -> tuple[int, int, list[int], list[int]]:
+        """Return elements in and out, and how they split over the members, of an exchange of this rank."""
+        if comm.to_experts is None:
+            return comm.in_elements, comm.out_elements, [], []
+        key = rank, comm.step, comm.in_elements, comm.to_experts
+        if key not in self._sizes:
+            members = np.array(self.groups(rank)["ep"].ranks)
+            load, size = self.job.expert_load(comm.step, members), len(members)
+            away = [int(v) for v in comm.in_elements * load // (1000 * size)]  # own tokens, to the experts of each
+            mine = comm.in_elements * int(load[members == rank][0]) // (1000 * size)
+            here = [mine] * size  # everybody's tokens for the experts of this rank
+            split = (away, here) if comm.to_experts else (here, away)
+            self._sizes[key] = sum(split[0]), sum(split[1]), *split
+        return self._sizes[key]
+
+    @cached_property
+    def _sizes(self) -> dict[tuple[int, int, int, bool], tuple[int, int, list[int], list[int]]]:
+        return {}
+
     def devices(self) -> list[dict[str, object]]:
         """Return `deviceProperties`."""
         hardware = self.job.hardware

@@ -25,6 +25,9 @@ MESHES = (
     Mesh(dp=4, ep=2), Mesh(fsdp=4, ep=4), Mesh(pp=2, dp=2, tp=2), Mesh(pp=2, vpp=2, dp=2, ep=2),
 )  # fmt: skip
 
+FAULTS = tuple(kind for kind in KINDS if kind != "hot-expert")
+"""A kind that came later, or that only some meshes have, would change what a seed means."""
+
 T = TypeVar("T")
 
 
@@ -71,7 +74,7 @@ def sample_job(seed: int) -> Job:
 
 
 def _fault(dice: _Dice, number: int, job: Job) -> Fault:
-    kind = dice.choice(f"fault {number}", tuple(KINDS))
+    kind = dice.choice(f"fault {number}", FAULTS)
     target_of, amount_of, _ = KINDS[kind]
     count = {"rank": job.mesh.world_size, "host": job.num_hosts, "": 1}[target_of]
     steps = dice.choice(f"fault {number} steps", (None, None, (0, 0), (1, 2)))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -120,12 +120,29 @@ class Simulation:
                 "device": job.hardware.device,
                 "tokens_per_step": job.tokens_per_step,
             },
-            "bubble": {
-                "ideal_ratio": ideal_bubble_ratio(mesh.pp, job.micro_batches, mesh.vpp),
-                "bubble_ns": sum(step["bubble_ns"] for rank in ranks for step in rank["steps"]),
-            },
+            "bubble": self._bubble(ranks),
             "ranks": ranks,
         }  # fmt: skip
+
+    def _bubble(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the bubble by stage, and what it would be if nothing were wrong: played again without faults."""
+        job, mesh = self.job, self.job.mesh
+        healthy = None
+        if mesh.pp > 1 and job.faults:
+            other = simulate(replace(job, faults=()), flows=False)
+            healthy = [
+                _sums([other._rank_truth(r) for r in self.ranks if self.locate(r)[0] == s]) for s in range(mesh.pp)
+            ]
+        stages = []
+        for stage in range(mesh.pp):
+            stages.append({"stage": stage, **_sums([rank for rank in ranks if rank["stage"] == stage])})
+            stages[-1]["without_faults_ns"] = healthy[stage]["bubble_ns"] if healthy else stages[-1]["bubble_ns"]
+        return {
+            "ideal_ratio": ideal_bubble_ratio(mesh.pp, job.micro_batches, mesh.vpp),
+            "bubble_ns": sum(stage["bubble_ns"] for stage in stages),
+            "without_faults_ns": sum(stage["without_faults_ns"] for stage in stages),
+            "stages": stages,
+        }
 
     def _rank_truth(self, rank: int) -> dict[str, Any]:
         stage, _ = self.locate(rank)
@@ -134,6 +151,7 @@ class Simulation:
             "rank": rank,
             "host": self.identity.host(rank),
             "stage": stage,
+            "coordinates": self.job.mesh.coordinates(rank),
             "launches_missing": answer.launches_missing,
             "carry_in": answer.steps[0],
             "steps": answer.steps[1:],
@@ -179,6 +197,10 @@ def write_traces(sim: Simulation, folder: Path, progress: Callable[[int], None] 
     (folder / "truth.json").write_text(json.dumps(sim.truth(), indent=1) + "\n")
     pq.write_table(sim.collectives(), folder / "truth_collectives.parquet")
     return paths
+
+
+def _sums(ranks: list[dict[str, Any]]) -> dict[str, int]:
+    return {name: sum(step[name] for rank in ranks for step in rank["steps"]) for name in ("window_ns", "bubble_ns")}
 
 
 def _targets(job: Job, unit: str) -> list[int]:

@@ -154,7 +154,7 @@ class StepPlan:
                 continue
             index = program.exchange(
                 f"{key}/{part.key}", part.role, part.op, step=step, thread=thread, in_elements=part.num_elements,
-                out_elements=part.num_elements, deps=[program.last, *program.waits],
+                out_elements=part.num_elements, deps=[program.last, *program.waits], to_experts=part.to_experts,
             )  # fmt: skip
             program.waits.append(index)
 

@@ -40,7 +40,6 @@ def collectives_of_stage(
         "group": pa.array([comm.role for _, comm in found]),
         "op": pa.array([comm.op for _, comm in found]),
         "seq": pa.array([comm.seq for _, comm in found]),
-        "bytes": pa.array([comm.num_bytes for _, comm in found]),
     }
     tables = []
     for column, rank in enumerate(program.ranks.tolist()):
@@ -49,6 +48,7 @@ def collectives_of_stage(
         pairs = [identity.message_ranks(rank, comm) if comm.role == "pp" else (None, None) for _, comm in found]
         mine_only = {
             "rank": np.full(len(found), rank, np.int32),
+            "bytes": [comm.bytes_of(*identity.message_sizes(rank, comm)[:2]) for _, comm in found],
             "group_name": [groups[comm.role].name for _, comm in found],
             "src_rank": pa.array([pair[0] for pair in pairs], pa.int32()),
             "dst_rank": pa.array([pair[1] for pair in pairs], pa.int32()),

@@ -1,7 +1,7 @@
 /* An array of JSON objects to columns: the fast twin of scan_python.py.
  *
  *   compile_plan(groups, fields, ph, raw_args, unknown_args) -> plan
- *   scan(buffer, start, end, plan, base_ns) -> (status, consumed, events, not_events, groups)
+ *   scan(buffer, start, end, plan, base_ns) -> (status, consumed, events, not_events, memory, groups)
  *   is_utf8(buffer, start, end) -> bool
  *
  * The bytes [start, end) hold whole elements of a JSON array, separated by commas; the array may end
@@ -11,7 +11,10 @@
  * Everything inside an element is validated as JSON (RFC 8259), with three leniencies that real files
  * need: control characters in strings, NaN/Infinity (any case, also nan and inf), and repeated or
  * missing commas between elements. The caller guarantees valid UTF-8 and PADDING readable bytes after
- * `end`. The scan runs without the GIL and allocates only with malloc.
+ * `end`. The scan runs without the GIL.
+ *
+ * Columns grow in memory that the plan keeps from scan to scan, and are then copied into one block of just
+ * their size: fresh pages cost more than copying.
  */
 #define _GNU_SOURCE /* strtod_l */
 #define PY_SSIZE_T_CLEAN
@@ -20,6 +23,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 #if defined(__APPLE__)
 #include <xlocale.h>
 #endif
@@ -34,6 +40,9 @@
 #define PADDING 64
 #define MAX_DEPTH 128
 #define MAX_GROUPS 16
+#define MAX_SPARES 4
+#define MAX_SPARE_BYTES (32 << 20) /* of input: what a larger chunk needed is given back */
+#define HUGE_PAGE (2 << 20)
 #define KEY_SLOTS 1024 /* power of two, several times the number of fields */
 
 enum kind { TIME_ABS, TIME, I64, U64, F64, BOOL, TEXT, JSON_TEXT, INT_OR_TEXT, N_KINDS };
@@ -83,7 +92,8 @@ static inline uint64_t mix(uint64_t a, uint64_t b) {
 
 static inline uint64_t hash_bytes(cursor p, size_t n) { /* reads up to 7 bytes past the end */
     uint64_t h = secret[0] ^ n;
-    for (; n >= 8; n -= 8, p += 8) h = mix(load64(p) ^ secret[1], h ^ secret[0]);
+    for (; n >= 16; n -= 16, p += 16) h = mix(load64(p) ^ secret[1], load64(p + 8) ^ h);
+    if (n >= 8) h = mix(load64(p) ^ secret[1], h ^ secret[0]), n -= 8, p += 8;
     if (n) h = mix((load64(p) & ((UINT64_C(1) << (8 * n)) - 1)) ^ secret[1], h ^ secret[0]);
     return h;
 }
@@ -112,6 +122,22 @@ typedef struct {
     int32_t count, cap;
     Bytes text;
 } Dict;
+
+static void dict_free(Dict *d);
+
+/* Forget everything and keep the memory, unless a hostile chunk made it large. */
+static void dict_clear(Dict *d) {
+    if (d->raw_cap > 1 << 16 || d->text.cap > 1 << 22) {
+        dict_free(d);
+        return;
+    }
+    if (d->raw) memset(d->raw, 0, d->raw_cap * sizeof(RawSlot));
+    if (d->slots) memset(d->slots, 0, d->slot_cap * sizeof(int32_t));
+    d->raw_count = 0;
+    d->count = 0;
+    d->text.len = 0;
+    d->last = (RawSlot){0};
+}
 
 static void dict_free(Dict *d) {
     free(d->raw);
@@ -199,6 +225,8 @@ typedef struct {
     uint8_t *data, *valid;
     Dict dict;
     int64_t mismatches, out_of_range;
+    int64_t nulls;
+    size_t data_at, valid_at, offsets_at, text_at; /* in the block that Python gets */
 } Column;
 
 typedef struct {
@@ -206,6 +234,7 @@ typedef struct {
     int n_columns;
     int64_t rows, cap;
     int64_t *event; /* which event a row belongs to; unused in group 0 */
+    size_t event_at;
     int64_t current; /* row of the event being scanned, -1 if it has none yet */
 } Group;
 
@@ -270,6 +299,8 @@ typedef struct {
     Field *fields;
     int16_t slots[2][KEY_SLOTS]; /* scope, key hash -> field + 1 */
     int ph, raw_args, unknown_args; /* columns of group 0; unknown_args is -1 if not wanted */
+    struct Scan *spares[MAX_SPARES]; /* memory of scans that are over; touched with the GIL only */
+    int n_spares;
 } Plan;
 
 static inline uint32_t key_hash(cursor p, uint32_t n) { /* no secret: the keys are ours */
@@ -351,6 +382,28 @@ static inline int skip_string(cursor *pp, cursor end, int *escaped) {
 
 static inline int is_digit(uint8_t c) { return c >= '0' && c <= '9'; }
 
+/* How many of the eight bytes at p are digits before the first that is none. */
+static inline unsigned digit_run(uint64_t word) {
+    uint64_t d = word ^ UINT64_C(0x3030303030303030); /* digits become 0 to 9 */
+    uint64_t none = (((d & UINT64_C(0x7F7F7F7F7F7F7F7F)) + UINT64_C(0x7676767676767676)) | d) & UINT64_C(0x8080808080808080);
+    return none ? (unsigned)__builtin_ctzll(none) >> 3 : 8;
+}
+
+/* Value of the first n digits of a word, n from 1 to 8: pairs, then fours, then all at once. */
+static inline uint64_t digit_value(uint64_t word, unsigned n) {
+    uint64_t d = (word ^ UINT64_C(0x3030303030303030)) << (64 - 8 * n); /* zeros come in front */
+    d = d * 10 + (d >> 8);
+    return ((d & UINT64_C(0x000000FF000000FF)) * UINT64_C(0x000F424000000064) +
+            ((d >> 16) & UINT64_C(0x000000FF000000FF)) * UINT64_C(0x0000271000000001)) >> 32;
+}
+
+static inline cursor skip_digits(cursor p, cursor end) {
+    unsigned n;
+    do p += n = digit_run(load64(p));
+    while (n == 8 && p < end);
+    return p < end ? p : end;
+}
+
 typedef struct {
     cursor begin, int_end, frac_end, end; /* [-]int [.frac] [e…]; begin is after the sign */
     int negative, finite;
@@ -386,13 +439,13 @@ static int skip_number(cursor *pp, cursor end, Number *n) {
         p++;
         if (p < end && is_digit(*p)) return BAD;
     } else {
-        while (p < end && is_digit(*p)) p++;
+        p = skip_digits(p, end);
     }
     n->int_end = n->frac_end = p;
     if (p >= end) return MORE;
     if (*p == '.') {
         cursor frac = ++p;
-        while (p < end && is_digit(*p)) p++;
+        p = skip_digits(p, end);
         if (p >= end) return MORE;
         if (p == frac) return BAD;
         n->frac_end = p;
@@ -402,7 +455,7 @@ static int skip_number(cursor *pp, cursor end, Number *n) {
         if (p >= end) return MORE;
         if (*p == '+' || *p == '-') p++;
         cursor exponent = p;
-        while (p < end && is_digit(*p)) p++;
+        p = skip_digits(p, end);
         if (p >= end) return MORE;
         if (p == exponent) return BAD;
     }
@@ -645,23 +698,28 @@ static inline int fast_integer(cursor *pp, cursor end, int is_time, int64_t *out
     cursor p = *pp;
     int negative = *p == '-';
     p += negative;
-    cursor first = p;
-    int64_t v = 0;
-    while (is_digit(*p)) { /* padding ends every run of digits */
-        v = v * 10 + (*p++ - '0');
-        if (p - first > 16) return 0; /* 16 digits of microseconds are the year 2286 */
+    uint64_t word = load64(p), v;
+    unsigned n = digit_run(word);
+    if (n == 0 || (n > 1 && *p == '0')) return 0;
+    v = digit_value(word, n);
+    p += n;
+    if (n == 8 && is_digit(*p)) { /* padding ends every run of digits */
+        word = load64(p), n = digit_run(word);
+        static const uint64_t power[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000};
+        v = v * power[n] + digit_value(word, n);
+        p += n;
+        if (is_digit(*p) || v > UINT64_C(9000000000000000)) return 0; /* 16 digits of microseconds are the year 2286 */
     }
-    if (p == first || (*first == '0' && p - first > 1) || v > INT64_C(9000000000000000)) return 0;
     if (is_time) {
-        int decimals = 0;
+        unsigned decimals = 0;
         if (*p == '.') {
-            for (p++; is_digit(*p) && decimals < 3; p++, decimals++) v = v * 10 + (*p - '0');
+            for (p++; is_digit(*p) && decimals < 3; p++, decimals++) v = v * 10 + (unsigned)(*p - '0');
             if (decimals == 0 || is_digit(*p)) return 0;
         }
         v *= decimals == 3 ? 1 : decimals == 2 ? 10 : decimals == 1 ? 100 : 1000;
     }
     if (p >= end || *p == '.' || (*p | 32) == 'e') return 0;
-    *out = negative ? -v : v;
+    *out = negative ? -(int64_t)v : (int64_t)v;
     *pp = p;
     return 1;
 }
@@ -672,20 +730,35 @@ typedef struct {
     cursor key, key_end, value, value_end;
 } Span;
 
+#define EDGES 4
+#define CLOSE (-2)
+#define MAX_LEAD 128
+
+/* What was seen between two values: `, "key": ` with its white space, or the closing bracket. The same
+ * bytes mean the same again, so one comparison replaces scanning and looking up a key. */
+typedef struct {
+    cursor lead;
+    uint16_t len; /* 0: nothing seen yet */
+    int16_t next; /* number of the key, or CLOSE */
+} Edge;
+
 typedef struct {
     cursor text; /* without escapes */
     uint32_t len;
-    int16_t next; /* the key that followed last time */
-    int16_t is_args;
+    int16_t is_args, kind;
     const Field *field; /* NULL: no column */
+    Group *group; /* of the field, found once: the way there is a chain of loads */
+    Column *column;
+    Edge edges[EDGES]; /* what followed, latest first */
 } Key;
 
 #define MAX_KEYS 512 /* fields of the plan, then keys without a column in order of appearance */
 
-typedef struct {
+typedef struct Scan {
     const Plan *plan;
     Key keys[MAX_KEYS];
-    int16_t n_keys, first_key[2], key_slots[2][KEY_SLOTS];
+    int16_t n_keys, key_slots[2][KEY_SLOTS];
+    Edge first[2][EDGES]; /* after the opening bracket of an event, of its args */
     Group groups[MAX_GROUPS];
     int64_t base_ns, not_events;
     Bytes text, scratch;
@@ -852,21 +925,34 @@ static int number_in_string(cursor from, cursor end, Number *n) {
     return OK;
 }
 
-static int store_value(Scan *s, const Field *field, cursor *pp, cursor end, int depth) {
-    int group = field->group, column = field->column;
-    Column *c = &s->groups[group].columns[column];
-    int kind = c->kind, r, escaped = 0;
-    if (kind == TEXT || kind == JSON_TEXT) return store_text(s, group, column, kind == JSON_TEXT, pp, end, depth);
+static int store_odd_value(Scan *s, const Key *key, cursor *pp, cursor end, int depth);
 
-    cursor from = *pp, p = from;
-    int64_t fast;
-    if (kind != F64 && kind != BOOL && fast_integer(pp, end, kind == TIME || kind == TIME_ABS, &fast)) {
-        if (kind == TIME_ABS && __builtin_add_overflow(fast, s->base_ns, &fast)) *pp = from; /* the long way counts it */
-        else if (kind != U64 || fast >= 0) {
-            if (kind == INT_OR_TEXT) forget(s, group, column + 1);
-            return store_int(s, group, column, (uint64_t)fast);
-        }
+static inline int store_value(Scan *s, const Key *key, cursor *pp, cursor end, int depth) {
+    int kind = key->kind;
+    if (kind == TEXT || kind == JSON_TEXT)
+        return store_text(s, key->field->group, key->field->column, kind == JSON_TEXT, pp, end, depth);
+    cursor from = *pp;
+    int64_t v;
+    if (kind == F64 || kind == BOOL || !fast_integer(pp, end, kind == TIME || kind == TIME_ABS, &v))
+        return store_odd_value(s, key, pp, end, depth);
+    if ((kind == TIME_ABS && __builtin_add_overflow(v, s->base_ns, &v)) || (kind == U64 && v < 0)) {
+        *pp = from; /* the long way counts it */
+        return store_odd_value(s, key, pp, end, depth);
     }
+    Group *g = key->group;
+    Column *c = key->column;
+    if (kind == INT_OR_TEXT && g->current >= 0) set_null(c + 1, g->current);
+    if (group_row(g, s->groups[0].rows - 1) || (!c->data && column_start(c, g->cap))) return NO_MEMORY;
+    memcpy(c->data + g->current * 8, &v, 8);
+    set_valid(c, g->current);
+    return OK;
+}
+
+static int store_odd_value(Scan *s, const Key *key, cursor *pp, cursor end, int depth) {
+    int group = key->field->group, column = key->field->column;
+    Column *c = key->column;
+    int kind = key->kind, r, escaped = 0;
+    cursor from = *pp, p = from;
     Number n;
     int have = 0;
     if (*p == '-' || is_digit(*p)) {
@@ -966,6 +1052,13 @@ static int put_unknown(Scan *s) {
     return r ? NO_MEMORY : store_code(s, 0, s->plan->unknown_args, code);
 }
 
+static void key_leads_to(Scan *s, Key *key, const Field *field) {
+    if (!(key->field = field)) return;
+    key->group = &s->groups[field->group];
+    key->column = &key->group->columns[field->column];
+    key->kind = (int16_t)key->column->kind;
+}
+
 /* Number of a key, -1 if the table is full. `text` stays valid during the scan. */
 static int16_t key_number(Scan *s, int scope, cursor text, uint32_t len) {
     const Field *field = find_field(s->plan, scope, text, len);
@@ -977,99 +1070,114 @@ static int16_t key_number(Scan *s, int scope, cursor text, uint32_t len) {
     }
     if (s->n_keys == MAX_KEYS) return -1;
     int16_t is_args = scope == 0 && len == 4 && !memcmp(text, "args", 4);
-    s->keys[s->n_keys] = (Key){text, len, -1, is_args, NULL};
+    s->keys[s->n_keys] = (Key){.text = text, .len = len, .is_args = is_args};
     s->key_slots[scope][at] = ++s->n_keys;
     return (int16_t)(s->n_keys - 1);
 }
 
-/* Members of an event (scope 0) or of its args (scope 1). p is at '{'. Keys mostly come in the same
- * order, so the one that followed last time is tried before the key is even scanned. */
-static int scan_members(Scan *s, cursor *pp, cursor end, int scope, cursor *args, cursor *args_end) {
-    cursor p = skip_space(*pp + 1, end);
-    int r;
-    if (p >= end) return MORE;
-    if (*p == '}') {
-        *pp = p + 1;
-        return OK;
-    }
-    int16_t *expected = &s->first_key[scope];
-    for (;;) {
-        if (*p != '"') return BAD;
-        cursor key = ++p, key_end;
-        Key other, *known = *expected >= 0 ? &s->keys[*expected] : NULL;
-        if (known && (size_t)(end - p) > known->len && p[known->len] == '"' && same_bytes(known->text, p, known->len)) {
-            key_end = p + known->len;
-            p = key_end + 1;
-        } else {
-            int escaped = 0;
-            if ((r = skip_string(&p, end, &escaped))) return r;
-            key_end = p - 1;
-            size_t len = (size_t)(key_end - key);
-            int16_t number = -1;
-            if (escaped || len > UINT16_MAX) {
-                s->text.len = 0;
-                if (decode_string(&s->text, key, key_end) || bytes_reserve(&s->text, PADDING)) return NO_MEMORY;
-                len = s->text.len;
-                other = (Key){NULL, 0, -1, scope == 0 && len == 4 && !memcmp(s->text.data, "args", 4), NULL};
-                if (len <= UINT16_MAX) other.field = find_field(s->plan, scope, s->text.data, (uint32_t)len);
-                known = &other;
-            } else if ((number = key_number(s, scope, key, (uint32_t)len)) >= 0) {
-                known = &s->keys[number];
-            } else {
-                other = (Key){NULL, 0, -1, scope == 0 && len == 4 && !memcmp(key, "args", 4), NULL};
-                known = &other;
-            }
-            *expected = number;
+static void remember_edge(Edge *edges, cursor lead, cursor end, int next) {
+    if (end - lead > MAX_LEAD) return;
+    memmove(edges + 1, edges, (EDGES - 1) * sizeof(Edge));
+    edges[0] = (Edge){lead, (uint16_t)(end - lead), (int16_t)next};
+}
+
+/* Key and colon at p, which is at the opening quote; *pp is then at the value. `other` holds a key that has no number:
+ * escaped, very long, or one too many. Its text may be gone after the next key. */
+static int scan_key(Scan *s, int scope, cursor *pp, cursor end, Key *other, Key **known, cursor *key_end) {
+    cursor p = *pp, key = p + 1;
+    int r, escaped = 0;
+    if (*p++ != '"') return BAD;
+    if ((r = skip_string(&p, end, &escaped))) return r;
+    *key_end = p - 1;
+    size_t len = (size_t)(*key_end - key);
+    int number = -1;
+    if (!escaped && len <= UINT16_MAX) number = key_number(s, scope, key, (uint32_t)len);
+    if (number >= 0) {
+        *known = &s->keys[number];
+        *key_end = (*known)->text + len; /* its text is that of its first occurrence */
+    } else {
+        cursor text = key;
+        if (escaped) {
+            s->text.len = 0;
+            if (decode_string(&s->text, key, *key_end) || bytes_reserve(&s->text, PADDING)) return NO_MEMORY;
+            text = s->text.data, len = s->text.len;
         }
-        const Field *field = known->field;
-        int is_args = known->is_args;
-        if (known != &other) expected = &known->next;
-        if (p[0] == ':' && p[1] == ' ' && p + 2 < end && p[2] > ' ') {
-            p += 2;
+        *other = (Key){.text = key, .is_args = scope == 0 && len == 4 && !memcmp(text, "args", 4)};
+        if (len <= UINT16_MAX) key_leads_to(s, other, find_field(s->plan, scope, text, (uint32_t)len));
+        *known = other;
+    }
+    p = skip_space(p, end);
+    if (p >= end) return MORE;
+    if (*p != ':') return BAD;
+    *pp = skip_space(p + 1, end);
+    return *pp >= end ? MORE : OK;
+}
+
+static int scan_args(Scan *s, cursor *pp, cursor end, cursor *args, cursor *args_end);
+
+/* Members of an event (scope 0) or of its args (scope 1). p is at '{'. */
+static int scan_members(Scan *s, cursor *pp, cursor end, int scope, cursor *args, cursor *args_end) {
+    cursor p = *pp + 1, key_end;
+    Edge *edges = s->first[scope];
+    Key other, *known;
+    int r;
+    for (int first = 1;; first = 0) {
+        cursor lead = p;
+        Edge *edge = edges;
+        while (edge < edges + EDGES &&
+               !(edge->len && (size_t)(end - p) > edge->len && same_bytes(edge->lead, p, edge->len))) edge++;
+        if (edge < edges + EDGES) {
+            p += edge->len;
+            if (edge->next == CLOSE) break;
+            known = &s->keys[edge->next];
+            key_end = known->text + known->len;
+            if (*p <= ' ' && (p = skip_space(p, end)) >= end) return MORE;
         } else {
             p = skip_space(p, end);
             if (p >= end) return MORE;
-            if (*p != ':') return BAD;
-            p = skip_space(p + 1, end);
-            if (p >= end) return MORE;
+            if (*p == '}') {
+                remember_edge(edges, lead, ++p, CLOSE);
+                break;
+            }
+            if (!first) {
+                if (*p != ',') return BAD;
+                p = skip_space(p + 1, end);
+                if (p >= end) return MORE;
+            }
+            if ((r = scan_key(s, scope, &p, end, &other, &known, &key_end))) return r;
+            if (known != &other) remember_edge(edges, lead, p, (int)(known - s->keys));
         }
-        if (field) {
-            if ((r = store_value(s, field, &p, end, scope + 1))) return r;
-        } else if (is_args) {
-            if (*args) { /* a second args object replaces the first */
-                for (int i = 0; i < s->plan->n_fields; i++) {
-                    const Field *f = &s->plan->fields[i];
-                    if (f->scope == 1) forget(s, f->group, f->column);
-                }
-                s->n_unknown = 0;
-                *args = NULL;
-            }
-            if (*p == '{') {
-                *args = p;
-                if ((r = scan_members(s, &p, end, 1, NULL, NULL))) return r;
-                *args_end = p;
-            } else if ((r = walk(&p, end, 1, NULL, NULL))) {
-                return r;
-            }
+        cursor value = p;
+        if (known->field) {
+            r = store_value(s, known, &p, end, scope + 1);
+        } else if (known->is_args) {
+            r = scan_args(s, &p, end, args, args_end);
         } else {
-            cursor value = p;
-            if ((r = walk(&p, end, scope + 1, NULL, NULL))) return r;
-            if (scope == 1 && s->plan->unknown_args >= 0) {
-                Span span = {key, key_end, value, p};
-                if (remember_unknown(s, span)) return NO_MEMORY;
-            }
+            r = walk(&p, end, scope + 1, NULL, NULL);
+            if (r == OK && scope == 1 && s->plan->unknown_args >= 0)
+                r = remember_unknown(s, (Span){known->text, key_end, value, p});
         }
-        p = skip_space(p, end);
-        if (p >= end) return MORE;
-        if (*p == '}') break;
-        if (*p != ',') return BAD;
-        p++;
-        if (*p == ' ' && p[1] > ' ') p++;
-        else p = skip_space(p, end);
-        if (p >= end) return MORE;
+        if (r) return r;
+        edges = known->edges;
     }
-    *pp = p + 1;
+    *pp = p;
     return OK;
+}
+
+static int scan_args(Scan *s, cursor *pp, cursor end, cursor *args, cursor *args_end) {
+    if (*args) { /* a second args object replaces the first */
+        for (int i = 0; i < s->plan->n_fields; i++) {
+            const Field *f = &s->plan->fields[i];
+            if (f->scope == 1) forget(s, f->group, f->column);
+        }
+        s->n_unknown = 0;
+        *args = NULL;
+    }
+    if (**pp != '{') return walk(pp, end, 1, NULL, NULL);
+    *args = *pp;
+    int r = scan_members(s, pp, end, 1, NULL, NULL);
+    *args_end = *pp;
+    return r;
 }
 
 static int scan_event(Scan *s, cursor *pp, cursor end) {
@@ -1129,17 +1237,43 @@ static int scan_array(Scan *s, cursor *pp, cursor end) {
 
 typedef struct {
     PyObject_HEAD
-    void *data;
-    Py_ssize_t len;
-} Owned; /* malloc'ed bytes that Arrow may keep without a copy */
+    uint8_t *data;
+    size_t len;
+} Owned; /* a block that Arrow may keep without a copy */
 
 static int owned_getbuffer(PyObject *self, Py_buffer *view, int flags) {
     Owned *o = (Owned *)self;
-    return PyBuffer_FillInfo(view, self, o->data, o->len, 1, flags);
+    return PyBuffer_FillInfo(view, self, o->data, (Py_ssize_t)o->len, 1, flags);
+}
+
+/* Linux aligns mappings to huge pages if they are made of whole ones. */
+static inline size_t whole_pages(size_t len) { return (len + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1); }
+
+static uint8_t *block_new(size_t len) {
+#if defined(__linux__)
+    if (len >= HUGE_PAGE / 2) {
+        void *data = mmap(NULL, whole_pages(len), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (data == MAP_FAILED) return NULL;
+        size_t nearest = (len + HUGE_PAGE / 2) & ~(size_t)(HUGE_PAGE - 1); /* a short rest takes small ones */
+        madvise(data, nearest, MADV_HUGEPAGE); /* a wish */
+        return data;
+    }
+#endif
+    return malloc(len + PADDING);
+}
+
+static void block_free(uint8_t *data, size_t len) {
+#if defined(__linux__)
+    if (data && len >= HUGE_PAGE / 2) {
+        munmap(data, whole_pages(len));
+        return;
+    }
+#endif
+    free(data);
 }
 
 static void owned_dealloc(PyObject *self) {
-    free(((Owned *)self)->data);
+    block_free(((Owned *)self)->data, ((Owned *)self)->len);
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -1153,17 +1287,6 @@ static PyTypeObject OwnedType = {
     .tp_doc = "Bytes owned by C.",
 };
 
-static PyObject *own(void *pointer, size_t len) { /* takes *(void **)pointer and clears it */
-    void **data = pointer;
-    if (!*data && !(*data = calloc(1, PADDING))) return PyErr_NoMemory(); /* Arrow wants an address */
-    Owned *o = PyObject_New(Owned, &OwnedType);
-    if (!o) return NULL;
-    o->data = *data;
-    o->len = (Py_ssize_t)len;
-    *data = NULL;
-    return (PyObject *)o;
-}
-
 static int64_t count_bits(const uint8_t *bits, int64_t rows) {
     int64_t n = 0;
     int64_t words = rows / 64;
@@ -1173,23 +1296,63 @@ static int64_t count_bits(const uint8_t *bits, int64_t rows) {
     return n;
 }
 
-/* (kind, null_count, data, valid, dictionary | None, mismatches, out_of_range); data is None if all is null */
-static PyObject *column_out(Column *c, int64_t rows) {
-    int64_t nulls = rows - (c->valid ? count_bits(c->valid, rows) : 0);
-    if (nulls == rows)
-        return Py_BuildValue("iLOOOLL", c->kind, (long long)nulls, Py_None, Py_None, Py_None, (long long)c->mismatches,
-                             (long long)c->out_of_range);
-    PyObject *dict = Py_None;
-    Py_INCREF(dict);
-    if (c->dict.count) {
-        Py_DECREF(dict);
-        dict = Py_BuildValue("iNN", (int)c->dict.count, own(&c->dict.offsets, ((size_t)c->dict.count + 1) * 4),
-                             own(&c->dict.text.data, c->dict.text.len));
-        if (!dict) return NULL;
+/* Give everything that is to be handed out its place in a block, or with `block` copy it there. Returns the length. */
+static size_t place(Scan *s, uint8_t *block) {
+    size_t at = 0;
+#define PUT(where, from, size)                                                  \
+    do {                                                                        \
+        size_t n_bytes = (size);                                                \
+        if (!block) (where) = at;                                               \
+        else if (n_bytes) memcpy(block + (where), (from), n_bytes);             \
+        at += (n_bytes + 63) & ~(size_t)63; /* Arrow likes columns aligned */   \
+    } while (0)
+    for (int g = 0; g < s->plan->n_groups; g++) {
+        Group *group = &s->groups[g];
+        if (g) PUT(group->event_at, group->event, (size_t)group->rows * 8);
+        for (int i = 0; i < group->n_columns; i++) {
+            Column *c = &group->columns[i];
+            if (!block) c->nulls = group->rows - (c->valid ? count_bits(c->valid, group->rows) : 0);
+            if (c->nulls == group->rows) continue;
+            PUT(c->data_at, c->data, data_bytes(c->kind, group->rows));
+            if (c->nulls) PUT(c->valid_at, c->valid, (size_t)(group->rows + 7) / 8);
+            if (!c->dict.count) continue;
+            PUT(c->offsets_at, c->dict.offsets, ((size_t)c->dict.count + 1) * 4);
+            PUT(c->text_at, c->dict.text.data, c->dict.text.len);
+        }
     }
-    return Py_BuildValue("iLNNNLL", c->kind, (long long)nulls, own(&c->data, data_bytes(c->kind, rows)),
-                         own(&c->valid, (size_t)(rows + 7) / 8), dict, (long long)c->mismatches,
+#undef PUT
+    return at;
+}
+
+/* (null_count, data_at, data_len, valid_at, dictionary | None, mismatches, out_of_range); null_count is -1 if all is
+ * null. A column with nothing to say at all is None: most columns of most chunks. */
+static PyObject *column_out(const Column *c, int64_t rows) {
+    if (c->nulls == rows && !c->mismatches && !c->out_of_range) Py_RETURN_NONE;
+    PyObject *dict = Py_None;
+    if (c->nulls != rows && c->dict.count) {
+        dict = Py_BuildValue("innn", (int)c->dict.count, (Py_ssize_t)c->offsets_at, (Py_ssize_t)c->text_at,
+                             (Py_ssize_t)c->dict.text.len);
+        if (!dict) return NULL;
+    } else {
+        Py_INCREF(dict);
+    }
+    return Py_BuildValue("LnnnNLL", (long long)(c->nulls == rows ? -1 : c->nulls), (Py_ssize_t)c->data_at,
+                         (Py_ssize_t)data_bytes(c->kind, rows), (Py_ssize_t)c->valid_at, dict, (long long)c->mismatches,
                          (long long)c->out_of_range);
+}
+
+static PyObject *group_out(const Group *group) {
+    PyObject *columns = PyList_New(group->n_columns);
+    if (!columns) return NULL;
+    for (int i = 0; i < group->n_columns; i++) {
+        PyObject *column = column_out(&group->columns[i], group->rows);
+        if (!column) {
+            Py_DECREF(columns);
+            return NULL;
+        }
+        PyList_SetItem(columns, i, column);
+    }
+    return Py_BuildValue("LnN", (long long)group->rows, (Py_ssize_t)group->event_at, columns);
 }
 
 static void scan_free(Scan *s) {
@@ -1206,6 +1369,51 @@ static void scan_free(Scan *s) {
     free(s->text.data);
     free(s->scratch.data);
     free(s->unknown);
+    free(s);
+}
+
+/* Memory for a scan of a plan: columns without rows, keys without a memory of what followed. */
+static Scan *scan_new(const Plan *plan) {
+    Scan *s = calloc(1, sizeof(Scan));
+    if (!s) return NULL;
+    s->plan = plan;
+    for (int g = 0; g < plan->n_groups; g++) {
+        Group *group = &s->groups[g];
+        group->columns = calloc((size_t)plan->n_columns[g] + 1, sizeof(Column));
+        if (!group->columns) {
+            scan_free(s);
+            return NULL;
+        }
+        group->n_columns = plan->n_columns[g];
+        for (int i = 0; i < group->n_columns; i++) group->columns[i].kind = plan->kinds[g][i];
+    }
+    for (int i = 0; i < plan->n_fields; i++) {
+        const Field *f = &plan->fields[i];
+        s->keys[s->n_keys++] = (Key){.text = (cursor)f->key, .len = f->len};
+        key_leads_to(s, &s->keys[i], f);
+    }
+    return s;
+}
+
+/* Make a scan that is over as good as new: nothing may point into its input, validity must be null again. */
+static void scan_reset(Scan *s) {
+    for (int g = 0; g < s->plan->n_groups; g++) {
+        Group *group = &s->groups[g];
+        int64_t used = group->rows < group->cap ? group->rows + 1 : group->cap; /* and an event that was taken back */
+        for (int i = 0; i < group->n_columns; i++) {
+            Column *c = &group->columns[i];
+            if (c->valid) memset(c->valid, 0, (size_t)(used + 7) / 8);
+            if (c->data && starts_as_zero(c->kind)) memset(c->data, 0, data_bytes(c->kind, used));
+            dict_clear(&c->dict);
+            c->mismatches = c->out_of_range = 0;
+        }
+        group->rows = 0;
+    }
+    for (int i = 0; i < s->n_keys; i++) memset(s->keys[i].edges, 0, sizeof s->keys[i].edges);
+    memset(s->first, 0, sizeof s->first);
+    memset(s->key_slots, 0, sizeof s->key_slots);
+    s->n_keys = (int16_t)s->plan->n_fields;
+    s->not_events = 0;
 }
 
 static const char PLAN_NAME[] = "perfkit.sources._scan.plan";
@@ -1213,6 +1421,7 @@ static const char PLAN_NAME[] = "perfkit.sources._scan.plan";
 static void plan_free(PyObject *capsule) {
     Plan *plan = PyCapsule_GetPointer(capsule, PLAN_NAME);
     if (!plan) return;
+    while (plan->n_spares) scan_free(plan->spares[--plan->n_spares]);
     for (int g = 0; g < plan->n_groups; g++) free(plan->kinds[g]);
     for (int i = 0; i < plan->n_fields && plan->fields; i++) free((void *)plan->fields[i].key);
     free(plan->fields);
@@ -1298,60 +1507,51 @@ static PyObject *py_scan(PyObject *self, PyObject *args) {
     if (!plan) return NULL;
     Py_buffer view;
     if (get_range(buffer, &view, start, end)) return NULL;
-    Scan *s = calloc(1, sizeof(Scan));
-    if (!s) {
-        PyBuffer_Release(&view);
-        return PyErr_NoMemory();
-    }
-    s->plan = plan;
-    s->base_ns = base_ns;
+    Scan *s = plan->n_spares ? plan->spares[--plan->n_spares] : scan_new(plan);
+    Owned *memory = PyObject_New(Owned, &OwnedType);
+    PyObject *result = NULL, *groups = NULL;
     cursor base = view.buf, p = base + start;
     int status = OK;
+    if (!memory) goto done;
+    memory->data = NULL, memory->len = 0;
+    if (!s) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    s->base_ns = base_ns;
     Py_BEGIN_ALLOW_THREADS;
-    for (int g = 0; g < plan->n_groups && status == OK; g++) {
-        s->groups[g].columns = calloc((size_t)plan->n_columns[g] + 1, sizeof(Column));
-        s->groups[g].n_columns = s->groups[g].columns ? plan->n_columns[g] : 0;
-        if (!s->groups[g].columns) status = NO_MEMORY;
-        for (int i = 0; i < s->groups[g].n_columns; i++) s->groups[g].columns[i].kind = plan->kinds[g][i];
-    }
-    s->first_key[0] = s->first_key[1] = -1;
-    for (int i = 0; i < plan->n_fields; i++) {
-        const Field *f = &plan->fields[i];
-        s->keys[s->n_keys++] = (Key){(cursor)f->key, f->len, -1, 0, f};
-    }
-    if (status == OK) status = group_reserve(&s->groups[0], (end - start) / 200 + 64);
+    int64_t guess = (end - start) / 200 + 64;
+    if (s->groups[0].cap < guess) status = group_reserve(&s->groups[0], guess);
     if (status == OK) status = scan_array(s, &p, base + end);
+    if (status != NO_MEMORY) {
+        memory->len = place(s, NULL);
+        memory->data = block_new(memory->len);
+        if (memory->data) place(s, memory->data);
+        else status = NO_MEMORY;
+    }
     Py_END_ALLOW_THREADS;
-    PyObject *result = NULL, *groups = NULL;
     if (status == NO_MEMORY) {
         PyErr_NoMemory();
         goto done;
     }
     if (!(groups = PyList_New(plan->n_groups))) goto done;
-    int64_t events = s->groups[0].rows;
     for (int g = 0; g < plan->n_groups; g++) {
-        Group *group = &s->groups[g];
-        PyObject *columns = PyList_New(group->n_columns);
-        if (!columns) goto done;
-        for (int i = 0; i < group->n_columns; i++) {
-            PyObject *column = column_out(&group->columns[i], group->rows);
-            if (!column) {
-                Py_DECREF(columns);
-                goto done;
-            }
-            PyList_SetItem(columns, i, column);
-        }
-        PyObject *event = own(&group->event, (size_t)group->rows * 8);
-        PyObject *item = event ? Py_BuildValue("LNN", (long long)group->rows, event, columns) : NULL;
-        if (!item) goto done;
-        PyList_SetItem(groups, g, item);
+        PyObject *group = group_out(&s->groups[g]);
+        if (!group) goto done;
+        PyList_SetItem(groups, g, group);
     }
-    result = Py_BuildValue("inLLO", status, (Py_ssize_t)(p - base), (long long)events, (long long)s->not_events, groups);
+    result = Py_BuildValue("inLLOO", status, (Py_ssize_t)(p - base), (long long)s->groups[0].rows, (long long)s->not_events,
+                           memory, groups);
 done:
     Py_XDECREF(groups);
-    scan_free(s);
-    free(s);
+    Py_XDECREF(memory);
     PyBuffer_Release(&view);
+    if (s && status != NO_MEMORY && end - start <= MAX_SPARE_BYTES && plan->n_spares < MAX_SPARES) {
+        scan_reset(s);
+        plan->spares[plan->n_spares++] = s;
+    } else if (s) {
+        scan_free(s);
+    }
     return result;
 }
 
@@ -1398,7 +1598,7 @@ static PyObject *py_is_utf8(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"compile_plan", py_compile_plan, METH_VARARGS, "compile_plan(groups, fields, ph, raw_args, unknown_args) -> plan"},
-    {"scan", py_scan, METH_VARARGS, "scan(buffer, start, end, plan, base_ns) -> (status, consumed, events, not_events, groups)"},
+    {"scan", py_scan, METH_VARARGS, "scan(buffer, start, end, plan, base_ns) -> (status, consumed, events, not_events, memory, groups)"},
     {"is_utf8", py_is_utf8, METH_VARARGS, "is_utf8(buffer, start, end) -> bool"},
     {NULL, NULL, 0, NULL},
 };

@@ -47,6 +47,7 @@ QUALITY_KINDS: dict[str, str] = {
     "unresolved": "references (string ids, correlations) that lead nowhere",
     "not_read": "rows of a kind that perfkit does not take over",
     "lost_events": "the profiler itself reports that it lost events",
+    "damaged_frame": "batches of a spool that no checksum vouches for; their rows are lost, all others were kept",
 }
 """Every kind of oddity that a source may note."""
 
@@ -114,7 +115,7 @@ class ReadOptions:
     """Threads that one input may use."""
     scanner: str = "auto"
     """`c`, `python`, or `auto`: C if it was built."""
-    rows_per_chunk: int = 262_144
+    rows_per_chunk: int = 32_768
     """Rows of `events` per chunk, about; bounds the memory of a reading."""
 
 

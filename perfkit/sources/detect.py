@@ -49,6 +49,7 @@ from perfkit.sources.kinds import (
 )
 
 STORE_MARKER = "perfkit-store.json"
+SPOOL_MARKER = "perfkit-spool.json"
 MAX_REFUSALS = 50
 """Lines about refused members of one archive; the rest are counted in one more."""
 
@@ -67,6 +68,8 @@ class Found:
     inputs: list[Input] = field(default_factory=list)
     rejected: list[InputError] = field(default_factory=list)
     ignored: list[Ignored] = field(default_factory=list)
+    spools: list[Path] = field(default_factory=list)
+    """Folders of ranks in a spool: perfkit.sources.spool compacts them."""
 
 
 def find_inputs(
@@ -156,7 +159,7 @@ class _Search:
         before = len(self.found.inputs), len(self.found.rejected), len(self.found.ignored), len(self._seen)
         self._walk(root, root.resolve())
         inputs, rejected, ignored, seen = before
-        if len(self.found.inputs) > inputs or len(self.found.rejected) > rejected:
+        if len(self.found.inputs) > inputs or len(self.found.rejected) > rejected or self.found.spools:
             return
         skipped = self.found.ignored[ignored:]
         if not skipped and len(self._seen) > seen:
@@ -177,6 +180,9 @@ class _Search:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as error:
             self._reject(os_error(error, shown_path(folder)))
+            return
+        if any(entry.name == SPOOL_MARKER for entry in entries):
+            self.found.spools.append(folder)
             return
         entries = [entry for entry in self._outside_store(folder, entries) if folder / entry.name not in self._taken]
         self._export(folder, entries)
@@ -338,6 +344,10 @@ class _Search:
             verdict = classify(head, path=candidate.path, complete=complete, limits=self.limits)
             if verdict.kind in ("tar", "zip"):
                 self._archive(candidate, verdict)
+            elif verdict.kind == "spool":
+                raise NotATrace(
+                    "one segment of a spool", path=candidate.path, next_step="give the folder that it lies in"
+                )
             elif verdict.kind == "kineto":
                 self._add(candidate, verdict)
             elif verdict.kind == "nsys-sqlite":

@@ -28,6 +28,7 @@ from perfkit.sources.unpacking import unpacking_folder
 from perfkit.sources.work import GroupWork, InputResult, content_key, ingest_group, peek
 from perfkit.store import Store
 from perfkit.store.commits import Commit
+from perfkit.store.files import StoreFull
 from perfkit.store.layout import RunKey
 
 _SUFFIXES = re.compile(r"(\.pt)?(\.trace)?\.(json|sqlite|db|tar|zip|tgz)(\.gz|\.zst)?$|\.(gz|zst)$", re.IGNORECASE)
@@ -71,6 +72,10 @@ class IngestReport:
     files: list[IngestedFile] = field(default_factory=list)
     rejected: list[InputError] = field(default_factory=list)
     ignored: list[Ignored] = field(default_factory=list)
+    spools: list[str] = field(default_factory=list)
+    """Folders of ranks in a spool; the run they belong to is the one that they name."""
+    full: StoreFull | None = None
+    """Set when the store took no more; `rejected` then has one line for all files that this concerns."""
     seconds: float = 0.0
 
     @property
@@ -147,6 +152,7 @@ def ingest(
     with unpacking_folder() as spool:
         found = find_inputs(listed, limits=limits, spool=spool)
         report.rejected, report.ignored = list(found.rejected), found.ignored
+        _ingest_spools(found.spools, report, run)
         committed = lake.committed(report.cluster, report.run, attempt)
         fresh, again = _skip_known(found.inputs, committed, options, report)
         groups = plan_parts(_peek_all(fresh, report), committed)
@@ -171,12 +177,47 @@ def ingest(
             report.rejected.append(
                 InputError("other ingests into this run are always faster", path=input.path, next_step="run it again")
             )
-    if report.files:
-        lake.finalise(report.cluster, report.run, attempt)
+    if any(file.rank_source != "spool" for file in report.files):
+        try:
+            lake.finalise(report.cluster, report.run, attempt)
+        except StoreFull as error:  # what is committed stays, and the next ingest writes what is missing
+            report.full = report.full or error
+    if report.full:
+        report.rejected.append(_full_store(report, len(found.inputs)))
     report.files.sort(key=lambda file: file.path)
     report.rejected.sort(key=lambda error: error.path)
     report.seconds = time.perf_counter() - started
     return report
+
+
+def _ingest_spools(folders: Sequence[Path], report: IngestReport, run: str | None) -> None:
+    """Compact what ranks have written; each folder is one file of the report."""
+    if not folders:
+        return
+    from perfkit.sources.spool import compact_folder
+
+    for folder in folders:
+        started = time.perf_counter()
+        report.spools.append(shown_path(folder))
+        try:
+            done = compact_folder(folder, report.store, include_open=True, run=run)
+        except PerfkitError as error:
+            report.rejected.append(InputError(error.message, path=shown_path(folder), next_step=error.next_step))
+            continue
+        except OSError as error:
+            report.rejected.append(os_error(error, shown_path(folder)))
+            continue
+        report.rejected += done.problems
+        if done.header is None or not done.num_segments + done.num_traces:
+            continue
+        report.cluster, report.run, report.attempt = (done.header[name] for name in ("cluster", "run", "attempt"))
+        report.files.append(
+            IngestedFile(
+                path=shown_path(folder), status="ingested", ranks=[done.header["rank"]], rank_source="spool",
+                world_size=done.header.get("world_size"), num_events=sum(done.rows.values()),
+                bytes_read=done.bytes_read, seconds=time.perf_counter() - started, notes=done.notes,
+            )
+        )  # fmt: skip
 
 
 def default_run(paths: Sequence[str | os.PathLike[str]]) -> str:
@@ -260,6 +301,7 @@ def _work(
         for c in committed
         if c.rank in ranks and c.start_ns is not None and c.end_ns is not None
         if c.fingerprint.partition("#")[0] not in own
+        if c.source != "capture"  # the recorder of the same rank runs all the time, beside every trace
     )
     where = report.store, report.cluster, report.run, report.attempt
     return GroupWork(*where, tuple(group), earlier, options, replacing)
@@ -279,11 +321,24 @@ def _run(
                 report.rejected.append(InputError(reason, path=item.input.path, next_step="run the same command again"))
             continue
         for result in outcome.unwrap():
-            if result.plan_again is None:
+            if isinstance(result.error, StoreFull):
+                report.full = report.full or result.error
+            elif result.plan_again is None:
                 _record(result, report)
             else:
                 late.append((result.input, result.plan_again))
+        if report.full:
+            return []  # dropping the iterator ends the workers
     return late
+
+
+def _full_store(report: IngestReport, num_inputs: int) -> InputError:
+    """Say once that nothing more fits, however many files that concerns."""
+    assert report.full is not None
+    left = num_inputs - sum(file.rank_source != "spool" for file in report.files)
+    why = report.full.message.removeprefix(f"{report.store}: ")
+    what = f"{why}; {left} of {num_inputs} files are not in the store" if left else why
+    return InputError(what, path=report.store, next_step=report.full.next_step)
 
 
 def _record(result: InputResult, report: IngestReport) -> None:

@@ -39,6 +39,8 @@ DECODE_BYTES = 1 << 20
 """Uncompressed bytes per call of a decoder; stays in the second-level cache."""
 ZSTD_BYTES = 1 << 16
 """Uncompressed bytes per call of Arrow's zstd decoder, which drops a whole call on an error."""
+FINGERPRINT_BYTES = 1 << 18
+"""Stored bytes per read of the fingerprint; two buffers of it stay in the second-level cache."""
 FINGERPRINT_EDGE = 1 << 16
 """Bytes at each end of the stored content that the fingerprint hashes in full."""
 GZIP_MAGIC = b"\x1f\x8b"
@@ -483,15 +485,16 @@ def fingerprint(stream: Stream) -> str:
     Runs at the speed of reading. It tells dumps apart; it does not resist someone who wants a collision,
     who could only make perfkit skip their own file.
     """
-    buffer = memoryview(bytearray(DECODE_BYTES))
-    crc, size, first, last = 0, 0, b"", b""
-    while count := stream.readinto(buffer):
-        block = buffer[:count]
+    buffer, other = (memoryview(bytearray(FINGERPRINT_BYTES)) for _ in range(2))
+    crc, size, first = 0, 0, b""
+    before = block = buffer[:0]
+    while count := stream.readinto(buffer):  # fills the buffer, unless it is the last time
+        before, block = block, buffer[:count]
         crc = isal_zlib.crc32(block, crc)
         size += count
-        if not first:
-            first = bytes(block[:FINGERPRINT_EDGE])  # readinto fills the buffer, so the first block has it all
-        last = (last + bytes(block[-FINGERPRINT_EDGE:]))[-FINGERPRINT_EDGE:]
+        first = first or bytes(block[:FINGERPRINT_EDGE])
+        buffer, other = other, buffer
+    last = (bytes(before[-FINGERPRINT_EDGE:]) + bytes(block[-FINGERPRINT_EDGE:]))[-FINGERPRINT_EDGE:]
     digest = hashlib.blake2b(digest_size=16)
     digest.update(size.to_bytes(8, "little") + crc.to_bytes(4, "little") + first + last)
     return digest.hexdigest()

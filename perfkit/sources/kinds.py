@@ -30,6 +30,7 @@ from perfkit.sources.inputs import GZIP_MAGIC, UTF8_BOM, ZSTD_MAGIC, BytesStream
 HEAD_BYTES = 1 << 16
 """Stored, and then uncompressed, bytes that decide what a file is."""
 SQLITE_MAGIC = b"SQLite format 3\0"
+SPOOL_MAGIC = b"PKSPOOL1"
 NSYS_REP_MAGIC = b"NVIDIA Tegra Profiler Report"
 NSYS_TABLE = re.compile(
     r"CUPTI_ACTIVITY_KIND_\w+|NVTX_EVENTS|StringIds|META_DATA_EXPORT|EXPORT_META_DATA|TARGET_INFO_\w+"
@@ -48,7 +49,7 @@ class Verdict(NamedTuple):
     """What a file is, from its head."""
 
     kind: str
-    """`kineto`, `nsys-sqlite`, `tar`, `zip`, `parquet`."""
+    """`kineto`, `nsys-sqlite`, `tar`, `zip`, `parquet`, `spool`."""
     compression: str
 
 
@@ -83,6 +84,8 @@ def _classify_plain(head: bytes, path: str, complete: bool) -> str:
         return "tar"
     if head.startswith(b"PAR1"):
         return "parquet"
+    if head.startswith(SPOOL_MAGIC):
+        return "spool"
     _refuse_known(head, path)
     text = head.removeprefix(UTF8_BOM).lstrip(b" \t\r\n")
     if text[:1] in (b"{", b"["):

@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from perfkit import schema
+from perfkit.arrays import constant, to_numpy, valid_mask
 from perfkit.errors import InputError
 from perfkit.sources.base import Chunk, Input, PartInfo, ReadOptions
 from perfkit.sources.inputs import shown_path
@@ -107,7 +108,7 @@ def _label(definition: schema.TableSchema, tables: list[pa.Table], rank: int) ->
     table = pa.concat_tables(tables).unify_dictionaries()
     labels = {"rank": rank, "segment": 0}
     for name, value in labels.items():
-        table = table.append_column(name, pa.repeat(pa.scalar(value, pa.int32()), len(table)))
+        table = table.append_column(name, constant(value, pa.int32(), len(table)))
     return schema.conform(definition, table)
 
 
@@ -183,7 +184,7 @@ class KinetoReading:
 
 def _flush(held: dict[str, list[pa.Table]]) -> Iterator[Chunk]:
     for name, tables in held.items():
-        yield Chunk(0, name, pa.concat_tables(tables).unify_dictionaries() if len(tables) > 1 else tables[0])
+        yield Chunk(0, name, pa.concat_tables(tables))  # whoever needs one dictionary unifies them
     held.clear()
 
 
@@ -191,10 +192,11 @@ def _time_range(events: pa.Table) -> tuple[int | None, int | None]:
     starts, durations = events["start_ns"], events["dur_ns"]
     if starts.null_count == len(starts):
         return None, None
-    start = starts.to_numpy() if not starts.null_count else starts.fill_null(np.iinfo(np.int64).max).to_numpy()
-    known = np.ones(len(start), bool) if not starts.null_count else starts.is_valid().to_numpy()
-    end = start + np.where(known, durations.fill_null(0).to_numpy(), 0)
-    return int(start[known].min()), int(end[known].max())
+    start, known = to_numpy(starts), valid_mask(starts)
+    duration = np.where(known & valid_mask(durations), to_numpy(durations), 0)
+    if starts.null_count:
+        start, duration = start[known], duration[known]
+    return int(start.min()), int((start + duration).max())
 
 
 # ------------------------------------------------------------------ what the top-level keys say

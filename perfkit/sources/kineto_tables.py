@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from perfkit import schema
 from perfkit.analysis.classify import classify_events
+from perfkit.arrays import codes_of, dictionary, from_list, from_numpy, nulls, one_chunk, to_numpy, valid_mask
 from perfkit.sources.base import PartInfo
 from perfkit.sources.kineto_fields import SIDE_TABLES
 from perfkit.sources.scan import ScanResult
@@ -52,13 +53,13 @@ def make_piece(result: ScanResult) -> Piece:
         if batch.num_rows:
             piece.tables[name] = _side_table(name, batch)
             if name == "collective_args":
-                named = batch["collective"].is_valid().to_numpy(zero_copy_only=False)
-                collective[batch["event"].to_numpy()[named]] = True
+                collective[to_numpy(batch["event"])[valid_mask(batch["collective"])]] = True
     events = _events(scanned, collective, piece)
     if "M" in phases:
         is_meta = _has_phase(scanned["ph"], "M")
-        piece.tables["tracks"] = _tracks(scanned.filter(is_meta), events.filter(is_meta))
-        events = _without(events, is_meta.to_numpy(zero_copy_only=False))
+        chosen = from_numpy(is_meta)
+        piece.tables["tracks"] = _tracks(scanned.filter(chosen), events.filter(chosen))
+        events = _without(events, is_meta)
     if "C" in phases:
         piece.tables["counters"] = _counters(scanned)
     _note_missing(piece, events, result)
@@ -72,35 +73,38 @@ def number_events(piece: Piece, first: int) -> None:
     for name, table in piece.tables.items():
         if first and "event_id" in table.column_names:
             index = table.column_names.index("event_id")
-            piece.tables[name] = table.set_column(index, "event_id", pc.add(table["event_id"], first))
+            piece.tables[name] = table.set_column(index, "event_id", from_numpy(to_numpy(table["event_id"]) + first))
 
 
 def _used(column: pa.DictionaryArray) -> set[str | None]:
     return set(column.dictionary.to_pylist())
 
 
-def _has_phase(phase: pa.DictionaryArray, wanted: str) -> pa.Array:
+def _has_phase(phase: pa.DictionaryArray, wanted: str) -> npt.NDArray[np.bool_]:
     """Rows of one phase, by its code: comparing a million strings costs more than scanning them."""
-    codes = phase.indices.fill_null(-1).to_numpy()
     known = phase.dictionary.to_pylist()
-    return pa.array(codes == known.index(wanted) if wanted in known else np.zeros(len(codes), bool))
+    if wanted not in known:
+        return np.zeros(len(phase), np.bool_)
+    found: npt.NDArray[np.bool_] = codes_of(phase) == known.index(wanted)
+    return found
 
 
 def _events(scanned: pa.RecordBatch, collective: npt.NDArray[np.bool_], piece: Piece) -> pa.Table:
     classes = classify_events(scanned["cat"], scanned["name"], collective, scanned["ph"])
     # device work without these args (gpu_user_annotation, old files) says it by its track
     lookup = np.array([*(name in ON_DEVICE for name in classes.dictionary.to_pylist()), False])
-    on_device = lookup[classes.indices.fill_null(-1).to_numpy()]
+    on_device = lookup[codes_of(classes)]
     device = _where_null(scanned["device"], on_device, scanned["pid"])
     stream = _where_null(scanned["stream"], on_device, scanned["tid"])
     duration = scanned["dur"]
     smallest = pc.min(duration).as_py()
     if smallest is not None and smallest < 0:
-        negative = pc.less(duration, 0).fill_null(False)
-        piece.oddities["negative_dur"] = (pc.sum(negative).as_py(), f"the smallest is {smallest} ns")
-        duration = pc.if_else(negative, None, duration)
+        values, known = to_numpy(duration), valid_mask(duration)
+        negative = known & (values < 0)
+        piece.oddities["negative_dur"] = (int(negative.sum()), f"the smallest is {smallest} ns")
+        duration = from_numpy(values, known & ~negative)
     arrays = {
-        "event_id": pa.array(np.arange(scanned.num_rows)),
+        "event_id": from_numpy(np.arange(scanned.num_rows)),
         "phase": scanned["ph"],
         "category": scanned["cat"],
         "class": classes,
@@ -128,7 +132,7 @@ def _without(rows: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
     """Drop rows. Metadata events come in a few runs: slices around them need no copy, unlike a filter."""
     edges = np.flatnonzero(np.diff(np.concatenate(([True], mask, [True]))))  # starts and ends of what stays
     if len(edges) > 64:
-        return rows.filter(pa.array(~mask))
+        return rows.filter(from_numpy(~mask))
     return pa.concat_tables([rows.slice(0, 0), *(rows.slice(a, b - a) for a, b in edges.reshape(-1, 2))])
 
 
@@ -136,33 +140,33 @@ def _where_null(values: pa.Array, mask: npt.NDArray[np.bool_], other: pa.Array) 
     """`other` where `mask` holds and `values` has nothing."""
     if values.null_count == 0:
         return values
-    wanted = mask & ~values.is_valid().to_numpy(zero_copy_only=False)
-    return pc.if_else(pa.array(wanted), other, values) if wanted.any() else values
+    wanted = mask & ~valid_mask(values)
+    return pc.if_else(from_numpy(wanted), other, values) if wanted.any() else values
 
 
 def _to_int32(values: pa.Array, piece: Piece) -> pa.Array:
-    try:
-        return values.cast(pa.int32())
-    except pa.ArrowInvalid:
-        fits = pc.and_(pc.greater_equal(values, -(2**31)), pc.less(values, 2**31))
-        count = pc.sum(pc.invert(fits)).as_py()
-        _add(piece, "integer_out_of_range", count, "device")
-        return pc.if_else(fits, values, None).cast(pa.int32())
+    if values.null_count == len(values):
+        return nulls(pa.int32(), len(values))
+    numbers, known = to_numpy(values), valid_mask(values)
+    narrow = numbers.astype(np.int32)
+    misfits = known & (narrow != numbers)
+    _add(piece, "integer_out_of_range", int(misfits.sum()), "device")
+    return from_numpy(narrow, known & ~misfits)
 
 
 def _track(pid: pa.DictionaryArray, tid: pa.DictionaryArray) -> pa.Array:
     """Text of a process or thread that is named, not numbered: `pid`, `tid` or `pid/tid`."""
     if pid.null_count == len(pid) and tid.null_count == len(tid):
-        return pa.nulls(len(pid), schema.TEXT)
+        return nulls(schema.TEXT, len(pid))
     if (len(pid.dictionary) + 1) * (len(tid.dictionary) + 1) > 1_000_000:  # hostile: every event names its own
         joined = pc.binary_join_element_wise(pid.cast(pa.utf8()), tid.cast(pa.utf8()), "/", null_handling="skip")
-        return pc.if_else(pc.is_in(joined, pa.array(["", "/"])), None, joined).dictionary_encode()
+        empty = pc.is_in(joined, from_list(["", "/"], pa.utf8()))
+        return pc.if_else(empty, pa.nulls(len(joined), pa.utf8()), joined).dictionary_encode()
     names_p, names_t = [None, *pid.dictionary.to_pylist()], [None, *tid.dictionary.to_pylist()]
     texts = ["/".join(text for text in (p, t) if text) for p in names_p for t in names_t]  # by combined code
-    codes = (pid.indices.fill_null(-1).to_numpy() + 1) * len(names_t) + tid.indices.fill_null(-1).to_numpy() + 1
+    codes = (codes_of(pid) + 1) * len(names_t) + codes_of(tid) + 1
     named = np.array([bool(text) for text in texts])
-    words = pa.array(texts, pa.utf8())
-    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32), mask=~named[codes]), words, safe=False)
+    return dictionary(codes.astype(np.int32), from_list(texts, pa.utf8()), named[codes])
 
 
 def _side_table(name: str, batch: pa.RecordBatch) -> pa.Table:
@@ -175,34 +179,47 @@ def _side_table(name: str, batch: pa.RecordBatch) -> pa.Table:
     return table
 
 
+_DECODER = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) < 30 else None)
+"""Python refuses to read an integer of thousands of digits; here it is none that a column could hold."""
+
+
+def _parsed(texts: pa.DictionaryArray) -> list[Any]:
+    """Each distinct text of a JSON column as a value: one call for all is several times faster than one for each."""
+    return list(_DECODER.decode(f"[{','.join(texts.dictionary.to_pylist())}]"))
+
+
 @lru_cache(maxsize=65_536)
-def _parse_three(text: str) -> list[int | None]:
-    value = json.loads(text)
+def _three(text: str) -> tuple[int | None, ...]:
+    try:
+        value: Any = [int(part) for part in text[1:-1].split(",")]
+    except ValueError:
+        value = _DECODER.decode(text)
     whole = isinstance(value, list) and len(value) <= 3 and all(type(v) is int and abs(v) < 2**63 for v in value)
-    return [*value, None, None, None][:3] if whole else [None] * 3
+    return (*value, None, None, None)[:3] if whole else (None, None, None)
 
 
 def _three_integers(texts: pa.DictionaryArray) -> list[pa.Array]:
     """`[x,y,z]` as three columns; each distinct text is parsed once."""
-    parsed = []
-    for text in texts.dictionary.to_pylist():
-        parsed.append(_parse_three(text))
-    codes = texts.indices
-    return [pa.array([row[axis] for row in parsed], pa.int64()).take(codes) for axis in range(3)]
+    rows = [_three(text) for text in texts.dictionary.to_pylist()] or [(None, None, None)]
+    codes = codes_of(texts)
+    known = np.array([[value is not None for value in row] for row in rows])
+    values = np.array([[value or 0 for value in row] for row in rows])
+    return [from_numpy(values[codes, axis], known[codes, axis] & (codes >= 0)) for axis in range(3)]
 
 
 def _tracks(scanned: pa.RecordBatch, events: pa.Table) -> pa.Table:
     """Metadata events: process_name, thread_name, …; each distinct args text is parsed once."""
-    values = [_meta_value(json.loads(text)) for text in scanned["raw_args"].dictionary.to_pylist()]
+    values = [_meta_value(value) for value in _parsed(scanned["raw_args"])]
     named = scanned["name"].is_valid()
-    of_process = pc.starts_with(scanned["name"].cast(pa.utf8()), "process_").fill_null(False)
+    of_process = pc.starts_with(scanned["name"].cast(pa.utf8()), "process_")
+    of_process = from_numpy(to_numpy(of_process) & valid_mask(of_process))
     table = pa.table(
         {
             "pid": events["pid"],
-            "tid": pc.if_else(of_process, None, events["tid"].combine_chunks()),
+            "tid": pc.if_else(of_process, nulls(pa.int64(), len(events)), one_chunk(events["tid"])),
             "track": events["track"],
             "key": scanned["name"],
-            "value": pa.array(values, pa.utf8()).take(scanned["raw_args"].indices),
+            "value": from_list(values, pa.utf8()).take(scanned["raw_args"].indices),
         }
     )
     return table.filter(named)
@@ -215,27 +232,26 @@ def _meta_value(args: dict[str, Any]) -> str | None:
 
 def _counters(scanned: pa.RecordBatch) -> pa.Table:
     """`C` events: one row per series in their args; each distinct args text is parsed once."""
-    rows = scanned.filter(_has_phase(scanned["ph"], "C"))
+    rows = scanned.filter(from_numpy(_has_phase(scanned["ph"], "C")))
     rows = rows.filter(pc.and_(pc.and_(rows["raw_args"].is_valid(), rows["ts"].is_valid()), rows["name"].is_valid()))
     series: list[list[tuple[str, float]]] = []
-    for text in rows["raw_args"].dictionary.to_pylist():
-        args = json.loads(text)
+    for args in _parsed(rows["raw_args"]):
         series.append([(key, float(v)) for key, v in args.items() if type(v) in (int, float) and abs(v) < 1e300])
-    codes = rows["raw_args"].indices.to_numpy()
+    codes = to_numpy(rows["raw_args"].indices)
     flat = [pair for pairs in series for pair in pairs]
     sizes = np.array([len(pairs) for pairs in series], np.int64)
     starts = np.cumsum(sizes) - sizes
     repeat = sizes[codes]
     row = np.repeat(np.arange(len(codes)), repeat)
     within = np.arange(len(row)) - np.repeat(np.cumsum(repeat) - repeat, repeat)
-    at = pa.array(starts[codes][row] + within)
+    at, row = from_numpy(starts[codes][row] + within), from_numpy(row)
     return pa.table(
         {
-            "device": rows["device"].take(pa.array(row)).cast(pa.int32(), safe=False),
-            "time_ns": rows["ts"].take(pa.array(row)),
-            "name": rows["name"].take(pa.array(row)),
-            "series": pa.array([key for key, _ in flat], pa.utf8()).take(at),
-            "value": pa.array([value for _, value in flat], pa.float64()).take(at),
+            "device": rows["device"].take(row).cast(pa.int32(), safe=False),
+            "time_ns": rows["ts"].take(row),
+            "name": rows["name"].take(row),
+            "series": from_list([key for key, _ in flat], pa.utf8()).take(at),
+            "value": from_list([value for _, value in flat], pa.float64()).take(at),
         }
     )
 
@@ -272,8 +288,8 @@ def _note_missing(piece: Piece, events: pa.Table, result: ScanResult) -> None:
     if missing > 0:
         _add(piece, "missing_ts", missing, "kept with start_ns null")
     if events["dur_ns"].null_count:
-        is_interval = _has_phase(events["phase"].combine_chunks(), "X")
-        missing = pc.sum(pc.and_(is_interval, events["dur_ns"].is_null())).as_py() or 0
+        is_interval = _has_phase(one_chunk(events["phase"]), "X")
+        missing = int((is_interval & ~valid_mask(events["dur_ns"])).sum())
         missing -= piece.oddities.get("negative_dur", (0, ""))[0] + misfits("dur")
         if missing > 0:
             _add(piece, "missing_dur", missing, "kept with dur_ns null")
@@ -290,28 +306,27 @@ class EventPairs:
 
     def match(self, events: pa.Table, info: PartInfo) -> pa.Table:
         """Return the events with every B whose E has come as one X row; open ones are held back."""
-        phase = events["phase"].cast(pa.utf8())
-        is_pair = pc.is_in(phase, pa.array(["B", "E"]))
-        others, rows = events.filter(pc.invert(is_pair)), events.filter(is_pair)
+        phase = one_chunk(events["phase"])
+        is_pair = _has_phase(phase, "B") | _has_phase(phase, "E")
+        others, rows = events.filter(from_numpy(~is_pair)), events.filter(from_numpy(is_pair))
         if self._open is not None:
             rows = pa.concat_tables([self._open, rows])
         if not len(rows):
             return events
         rows = rows.combine_chunks()
-        begin = pc.equal(rows["phase"].cast(pa.utf8()), "B").to_numpy()
+        begin = _has_phase(one_chunk(rows["phase"]), "B")
         first, second = _nest(_thread_numbers(rows), begin)
-        pairs = rows.take(pa.array(first))
-        ends = rows["start_ns"].take(pa.array(second))
-        duration = pc.subtract(ends, pairs["start_ns"])
-        negative = pc.sum(pc.less(duration, 0)).as_py() or 0
-        info.note("negative_dur", negative, "an E before its B")
-        duration = pc.if_else(pc.less(duration, 0).fill_null(False), None, duration)
-        pairs = _replace(pairs, "dur_ns", duration)
-        pairs = _replace(pairs, "phase", pa.array(["X"] * len(pairs), pa.utf8()).dictionary_encode())
+        pairs = rows.take(from_numpy(first))
+        start, known = to_numpy(rows["start_ns"]), valid_mask(rows["start_ns"])
+        known = known[first] & known[second]
+        duration = np.where(known, start[second] - start[first], 0)
+        info.note("negative_dur", int((duration < 0).sum()), "an E before its B")
+        pairs = _replace(pairs, "dur_ns", from_numpy(duration, known & (duration >= 0)))
+        pairs = _replace(pairs, "phase", dictionary(np.zeros(len(pairs), np.int32), from_list(["X"], pa.utf8())))
         alone = np.ones(len(rows), bool)
         alone[first] = alone[second] = False
-        self._open = rows.filter(pa.array(alone & begin))
-        strays = rows.filter(pa.array(alone & ~begin))
+        self._open = rows.filter(from_numpy(alone & begin))
+        strays = rows.filter(from_numpy(alone & ~begin))
         info.note("unmatched_end", len(strays), "kept with dur_ns null")
         return pa.concat_tables([others, pairs, strays]).unify_dictionaries()
 
@@ -330,9 +345,9 @@ def _replace(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> 
 
 def _thread_numbers(rows: pa.Table) -> npt.NDArray[np.int64]:
     """Return a number per (pid, tid, track)."""
-    columns = [pc.fill_null(rows[name], -1).to_numpy() for name in ("pid", "tid")]
-    track = pc.fill_null(rows["track"].cast(pa.utf8()), "").combine_chunks().dictionary_encode()
-    columns.append(track.indices.to_numpy())
+    columns = [np.where(valid_mask(rows[name]), to_numpy(rows[name]), -1) for name in ("pid", "tid")]
+    track = rows["track"].cast(pa.utf8()).combine_chunks().dictionary_encode()
+    columns.append(codes_of(track))
     _, inverse = np.unique(np.stack(columns), axis=1, return_inverse=True)
     return inverse.reshape(-1).astype(np.int64)
 

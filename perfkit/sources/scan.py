@@ -15,12 +15,14 @@ column is null and counted, never bent.
 from __future__ import annotations
 
 import enum
+import mmap
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import pyarrow as pa
 
+from perfkit.arrays import nulls
 from perfkit.sources import scan_python
 
 try:
@@ -28,6 +30,7 @@ try:
 except ImportError:  # no compiler at install time
     _scan = None
 
+Buffer = bytes | bytearray | mmap.mmap
 PADDING = 64
 """Readable bytes that `data` must hold after `end` (the C scanner loads 16 at a time)."""
 
@@ -139,25 +142,28 @@ def have_c_scanner() -> bool:
 
 
 def scan_chunk(
-    data: bytes | bytearray, start: int, end: int, plan: Plan, *, base_ns: int = 0, scanner: str = "auto"
+    data: Buffer, start: int, end: int, plan: Plan, *, base_ns: int = 0, scanner: str = "auto"
 ) -> ScanResult:
     """Scan `data[start:end]`, which must be valid UTF-8 and be followed by PADDING more bytes."""
     if scanner == "python" or (scanner == "auto" and _scan is None):
         return scan_python.scan_chunk(data, start, end, plan, base_ns=base_ns)
     if _scan is None:
         raise ValueError("the C scanner was not built; install a C compiler and reinstall perfkit, or use 'python'")
-    status, consumed, num_events, not_events, groups = _scan.scan(data, start, end, plan.compiled, base_ns)
+    status, consumed, num_events, not_events, owned, groups = _scan.scan(data, start, end, plan.compiled, base_ns)
+    memory = pa.py_buffer(owned)
     result = ScanResult(Status(status), consumed, num_events, not_events, [])
-    for index, ((rows, event, columns), names) in enumerate(zip(groups, plan.groups, strict=True)):
+    for index, ((rows, event_at, columns), names) in enumerate(zip(groups, plan.groups, strict=True)):
         arrays, labels = [], []
         if index:
-            arrays.append(pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(event)]))
+            arrays.append(pa.Array.from_buffers(pa.int64(), rows, [None, memory.slice(event_at, 8 * rows)]))
             labels.append("event")
-        for (kind, nulls, values, valid, dictionary, mismatches, out_of_range), (name, _) in zip(
-            columns, names, strict=True
-        ):
-            arrays.append(_to_arrow(ARROW_TYPES[Kind(kind)], rows, nulls, values, valid, dictionary))
+        for column, (name, kind) in zip(columns, names, strict=True):
             labels.append(name)
+            if column is None:
+                arrays.append(_nulls(kind, rows))
+                continue
+            *where, mismatches, out_of_range = column
+            arrays.append(_nulls(kind, rows) if where[0] < 0 else _to_arrow(ARROW_TYPES[kind], rows, memory, *where))
             if mismatches:
                 result.mismatches[name] = mismatches
             if out_of_range:
@@ -166,19 +172,34 @@ def scan_chunk(
     return result
 
 
-def _to_arrow(type_: pa.DataType, rows: int, nulls: int, values: Any, valid: Any, dictionary: Any) -> pa.Array:
-    if values is None:
-        return pa.nulls(rows, type_)
-    bitmap = pa.py_buffer(valid) if nulls else None
+@lru_cache(maxsize=64)
+def _nulls(kind: Kind, rows: int) -> pa.Array:
+    """Return a column without values; all those of a chunk share their memory."""
+    return nulls(ARROW_TYPES[kind], rows)
+
+
+def _to_arrow(
+    type_: pa.DataType,
+    rows: int,
+    memory: pa.Buffer,
+    null_count: int,
+    data_at: int,
+    data_len: int,
+    valid_at: int,
+    dictionary: tuple[int, int, int, int] | None,
+) -> pa.Array:
+    bitmap = memory.slice(valid_at, (rows + 7) // 8) if null_count else None
+    buffers = [bitmap, memory.slice(data_at, data_len)]
     if dictionary is None:
-        return pa.Array.from_buffers(type_, rows, [bitmap, pa.py_buffer(values)], nulls)
-    count, offsets, text = dictionary
-    codes = pa.Array.from_buffers(pa.int32(), rows, [bitmap, pa.py_buffer(values)], nulls)
-    words = pa.Array.from_buffers(pa.utf8(), count, [None, pa.py_buffer(offsets), pa.py_buffer(text)], 0)
+        return pa.Array.from_buffers(type_, rows, buffers, null_count)
+    count, offsets_at, text_at, text_len = dictionary
+    codes = pa.Array.from_buffers(pa.int32(), rows, buffers, null_count)
+    ends = memory.slice(offsets_at, 4 * (count + 1))
+    words = pa.Array.from_buffers(pa.utf8(), count, [None, ends, memory.slice(text_at, text_len)], 0)
     return pa.DictionaryArray.from_arrays(codes, words, safe=False)
 
 
-def is_utf8(data: bytes | bytearray, start: int, end: int) -> bool:
+def is_utf8(data: Buffer, start: int, end: int) -> bool:
     """Whether `data[start:end]` is valid UTF-8."""
     if _scan is not None:
         return bool(_scan.is_utf8(data, start, end))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from perfkit.sources.scan import Plan, ScanResult, Status
+    from perfkit.sources.scan import Buffer, Plan, ScanResult, Status
 
 MAX_DEPTH = 128
 """Nesting of one element, as in _scan.c."""
@@ -65,7 +65,7 @@ _DECODER = json.JSONDecoder(
 )
 
 
-def scan_chunk(data: bytes | bytearray, start: int, end: int, plan: Plan, *, base_ns: int = 0) -> ScanResult:
+def scan_chunk(data: Buffer, start: int, end: int, plan: Plan, *, base_ns: int = 0) -> ScanResult:
     """Scan `data[start:end]`; see `perfkit.sources.scan.scan_chunk`."""
     from perfkit.sources.scan import Status
 

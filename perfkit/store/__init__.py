@@ -16,6 +16,7 @@
     store.read("events", run="llama-8b", ranks=[0, 1], columns=[...], filter=pc.field(...))  -> pa.Table
     store.scan("events", ...)   -> iterator of record batches, for what does not fit in memory
     store.dataset("events", ...) -> pyarrow dataset;  store.files("events", ...) -> paths for other tools
+    store.listing("waterfall", run="llama-8b") -> files with size and time, from one listing;  store.filesystem
     store.runs()                -> list[RunSummary]
 
     # derived tables, one file per analysis; fleet tables, by date; looking after it

@@ -40,6 +40,10 @@ _NEXT_STEPS |= dict.fromkeys((errno.EDQUOT, errno.EFBIG), _NEXT_STEPS[errno.ENOS
 _NEXT_STEPS |= {errno.EPERM: _NEXT_STEPS[errno.EACCES], errno.EEXIST: _NEXT_STEPS[errno.ENOTDIR]}
 
 
+class StoreFull(StoreError):
+    """Nothing more can be written: no space, or a quota. Whatever comes next would fail as well."""
+
+
 @contextmanager
 def store_errors(doing: str) -> Iterator[None]:
     """Turn an I/O failure into a StoreError that says what to do."""
@@ -48,7 +52,8 @@ def store_errors(doing: str) -> Iterator[None]:
     except (OSError, pa.ArrowException) as error:
         code = getattr(error, "errno", None)
         reason = os.strerror(code) if code else str(error).splitlines()[0]
-        raise StoreError(f"{doing}: {reason}", next_step=_NEXT_STEPS.get(code or 0)) from error
+        kind = StoreFull if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else StoreError
+        raise kind(f"{doing}: {reason}", next_step=_NEXT_STEPS.get(code or 0)) from error
 
 
 class Files:

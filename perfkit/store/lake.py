@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 
+from perfkit.arrays import from_list
 from perfkit.errors import StoreError, UsageError
 from perfkit.schema import RUNS, SCHEMA_VERSION, TABLES, TableSchema, table_from_rows
 from perfkit.store import layout, upkeep
@@ -27,6 +27,21 @@ from perfkit.store.layout import RunKey
 from perfkit.store.reading import Selection
 from perfkit.store.segment import SegmentWriter
 from perfkit.store.upkeep import Orphan
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
+
+
+class StoredFile(NamedTuple):
+    """One file of a table; its size and time tell one version from the next."""
+
+    name: str
+    """Path inside the store."""
+    path: str
+    """Path in the store's file system."""
+    bytes: int
+    mtime_ns: int | None
+    """None where the file system does not say."""
 
 
 class Store:
@@ -188,6 +203,28 @@ class Store:
         selection = self._select(table, cluster, run, attempt, ranks)
         return [self._files.path(piece.path) for piece in selection.pieces]
 
+    def listing(
+        self, table: str, *, cluster: str | None = None, run: str | None = None, attempt: int | None = None
+    ) -> list[StoredFile]:
+        """Files of a table as they lie there, from one listing and without opening any: for caches.
+
+        Files of derived and fleet tables are whole. One of a run table may not be committed yet: `files` says
+        which count, and this says cheaply whether anything changed. Empty if there is no store.
+        """
+        kind = _schema(table).kind
+        which = Which() if kind == "fleet" else Which(cluster, run, attempt)
+        found = []
+        for info in self._files.walk(which.folder(table)):
+            path = self._files.relative(info)
+            if which.matches(path):
+                found.append(StoredFile(path, self._files.path(path), info.size, info.mtime_ns))
+        return found
+
+    @property
+    def filesystem(self) -> pafs.FileSystem:
+        """The file system that `files` and `listing` name paths of."""
+        return self._files.filesystem
+
     # ---------------------------------------------------------------- looking after it
 
     def gc(self, *, older_than_hours: float = 24.0, dry_run: bool = True) -> list[Orphan]:
@@ -288,10 +325,12 @@ class Store:
         summaries = self.runs(cluster=cluster, run=run, attempt=attempt)
         rows = table_from_rows(RUNS, [_run_row(summary) for summary in summaries])
         for name in ("cluster", "run"):
-            rows = rows.append_column(name, pa.array([getattr(s, name) for s in summaries], pa.utf8()))
-        rows = rows.append_column("attempt", pa.array([s.attempt for s in summaries], pa.int32()))
+            rows = rows.append_column(name, from_list([getattr(s, name) for s in summaries], pa.utf8()))
+        rows = rows.append_column("attempt", from_list([s.attempt for s in summaries], pa.int32()))
         names = list(RUNS.names if columns is None else columns)
         names += [name for name in ("cluster", "run", "attempt") if partitions and name not in names]
+        import pyarrow.dataset as ds  # brings pandas: not for writers
+
         return ds.dataset(rows).to_table(columns=names, filter=filter)
 
 

@@ -7,6 +7,7 @@ its footer says 0.8 MB, so `check_parquet` looks at values × width, and `iter_p
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from perfkit.errors import CorruptInput, UnsafeInput
+from perfkit.store.footer import Footer, read_footer
 
 ROW_GROUP_ROWS = 1 << 18
 """Rows per row group: bounds the writer's memory, and lets readers skip."""
+FIRST_GROUP_ROWS = 1 << 15
+"""Rows of a file's first row group; each later one may hold as many as were written before it."""
 
 _GROWING = {
     "event_id", "start_ns", "time_ns", "correlation", "external_id", "flow_id", "python_id", "python_parent_id",
@@ -69,8 +73,16 @@ class ParquetLimits:
 
 def check_parquet(path: str | Path, limits: ParquetLimits | None = None) -> pq.FileMetaData:
     """Return the footer of a foreign file, or raise UnsafeInput or CorruptInput before anything is decoded."""
+    try:
+        size, footer = Path(path).stat().st_size, read_footer(path)
+    except (OSError, ValueError) as error:
+        raise _not_readable(path, error) from error
+    _check_footer(str(path), size, footer, limits or ParquetLimits())
     with _open(path) as file:
-        _check_footer(str(path), Path(path).stat().st_size, file.metadata, limits or ParquetLimits())
+        try:
+            _leaves(file.metadata)
+        except ValueError as error:  # a name that is not UTF-8
+            raise _not_readable(path, error) from error
         return file.metadata
 
 
@@ -96,7 +108,7 @@ def iter_parquet(
                 decoded += batch.nbytes
                 _check_size(str(path), size, decoded, limits)
                 yield batch
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowException, ValueError) as error:
             raise CorruptInput(
                 f"broken Parquet: {_first_line(error)}", path=str(path), next_step=_COPY_AGAIN
             ) from error
@@ -111,24 +123,22 @@ def _open(path: str | Path, read_dictionary: list[str] | None = None) -> pq.Parq
             thrift_string_size_limit=64 << 20,
             thrift_container_size_limit=4 << 20,
         )
-    except (OSError, pa.ArrowException) as error:
-        raise CorruptInput(
-            f"not a readable Parquet file: {_first_line(error)}", path=str(path), next_step=_COPY_AGAIN
-        ) from error
+    except (OSError, pa.ArrowException, ValueError) as error:
+        raise _not_readable(path, error) from error
 
 
-def _check_footer(path: str, size: int, metadata: pq.FileMetaData, limits: ParquetLimits) -> None:
+def _not_readable(path: str | Path, error: BaseException) -> CorruptInput:
+    reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else _first_line(error)
+    return CorruptInput(f"not a readable Parquet file: {reason}", path=str(path), next_step=_COPY_AGAIN)
+
+
+def _check_footer(path: str, size: int, footer: Footer, limits: ParquetLimits) -> None:
     values = 0
-    for group in range(metadata.num_row_groups):
-        row_group = metadata.row_group(group)
-        for column in range(row_group.num_columns):
-            chunk = row_group.column(column)
-            if chunk.num_values < 0 or row_group.num_rows < 0:
-                raise CorruptInput("negative counts in the Parquet footer", path=path, next_step=_COPY_AGAIN)
-            values += max(chunk.num_values, row_group.num_rows) * _WIDTHS.get(chunk.physical_type, 4)
-    if metadata.num_rows > limits.max_rows:
+    for kind, num_values, num_rows in footer.chunks:
+        values += max(num_values, num_rows) * _WIDTHS.get(kind, 4)
+    if footer.num_rows > limits.max_rows:
         raise UnsafeInput(
-            f"{metadata.num_rows:,} rows are more than the limit of {limits.max_rows:,}",
+            f"{footer.num_rows:,} rows are more than the limit of {limits.max_rows:,}",
             path=path,
             next_step="split the file if it is genuine",
         )

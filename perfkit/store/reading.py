@@ -11,12 +11,12 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cache, reduce
 from operator import and_
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from perfkit.errors import StoreError, UsageError
@@ -25,9 +25,18 @@ from perfkit.store.files import Files
 from perfkit.store.migrations import check_version, migrate_table
 from perfkit.store.segment import FINGERPRINT_KEY
 
-_FORMAT = ds.ParquetFileFormat(
-    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-)
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
+
+
+@cache
+def _format() -> ds.ParquetFileFormat:
+    import pyarrow.dataset as ds  # brings pandas, which whoever only writes does not need
+
+    options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+    return ds.ParquetFileFormat(default_fragment_scan_options=options)
+
+
 _PARTITION_TYPES = {"cluster": pa.utf8(), "run": pa.utf8(), "attempt": pa.int32(), "date": pa.utf8()}
 
 
@@ -87,6 +96,8 @@ class Selection:
 
     def dataset(self) -> ds.Dataset:
         """Return one dataset over the files; only if none of them is of an older schema."""
+        import pyarrow.dataset as ds
+
         parts = list(self._datasets())
         if not parts:
             return ds.dataset(self.arrow.empty_table())
@@ -100,12 +111,14 @@ class Selection:
     # ---------------------------------------------------------------- inside
 
     def _datasets(self) -> Iterator[ds.Dataset]:
+        import pyarrow.dataset as ds
+
         with ThreadPoolExecutor(max_workers=16) as pool:  # footers: latency, not work
             opened = list(pool.map(self._open, self.pieces))
         for current, group in itertools.groupby(opened, key=lambda entry: entry[2] == SCHEMA_VERSION):
             if current:
                 fragments = [fragment for _, fragment, _ in group]
-                yield ds.FileSystemDataset(fragments, self.arrow, _FORMAT, self.files.filesystem)
+                yield ds.FileSystemDataset(fragments, self.arrow, _format(), self.files.filesystem)
             else:
                 yield from (self._migrated(piece, version) for piece, _, version in group)
 
@@ -113,21 +126,19 @@ class Selection:
         equalities = [pc.field(name) == value for name, value in piece.partition.items()]
         path = self.files.path(piece.path)
         try:
-            fragment = _FORMAT.make_fragment(path, self.files.filesystem, reduce(and_, equalities))
+            fragment = _format().make_fragment(path, self.files.filesystem, reduce(and_, equalities))
             stored, rows = fragment.physical_schema.metadata or {}, fragment.metadata.num_rows
+            version = int(stored.get(VERSION_KEY, b"0"))
+            fingerprint = stored.get(FINGERPRINT_KEY, b"").decode()
         except FileNotFoundError:
             raise StoreError(
                 f"{path} is gone, although a commit lists it",
                 next_step="read again if the run was being replaced, else ingest its source again",
             ) from None
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowException, ValueError) as error:  # ValueError: text that is not UTF-8
             raise self._damaged(piece, error) from error
-        version = int(stored.get(VERSION_KEY, b"0"))
         check_version(version, path)
-        if piece.rows not in (None, rows) or piece.fingerprint not in (
-            None,
-            stored.get(FINGERPRINT_KEY, b"").decode(),
-        ):
+        if piece.rows not in (None, rows) or piece.fingerprint not in (None, fingerprint):
             raise StoreError(
                 f"{path} is not the file that was committed",
                 next_step="read again if the run is being written, else ingest its source again",
@@ -135,6 +146,8 @@ class Selection:
         return piece, fragment, version
 
     def _migrated(self, piece: Piece, version: int) -> ds.Dataset:
+        import pyarrow.dataset as ds
+
         rows = migrate_table(self.schema.name, self._file(piece).read(), version)
         for name, value in piece.partition.items():
             rows = rows.append_column(name, pa.array([value] * len(rows), _PARTITION_TYPES[name]))
@@ -156,9 +169,10 @@ class Selection:
         """Read every piece alone and name the first that cannot be read."""
         for piece in self.pieces:
             try:
-                for _ in self._file(piece).iter_batches():
-                    pass
-            except (OSError, pa.ArrowException) as error:
+                file = self._file(piece)
+                for group in range(file.num_row_groups):
+                    file.read_row_group(group).validate()
+            except (OSError, pa.ArrowException, ValueError) as error:
                 return self._damaged(piece, error)
         return None
 
@@ -173,7 +187,7 @@ class _NamingTheDamage:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (OSError, pa.ArrowInvalid)):
+        if isinstance(error, (OSError, pa.ArrowInvalid, UnicodeDecodeError)):
             found = self._selection.find_damage()
             if found:
                 raise found from error

@@ -21,18 +21,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import perfkit
+from perfkit.arrays import constant
 from perfkit.errors import SchemaError, StoreError, UsageError
 from perfkit.schema import SCHEMA_VERSION, TABLES, TableSchema, conform
 from perfkit.store import layout
 from perfkit.store.commits import TOLD_BY_THE_SOURCE, Commit, CommittedFile, DamagedCommit, describe_part
 from perfkit.store.files import Files, discard, store_errors
-from perfkit.store.parquet import ROW_GROUP_ROWS, open_writer
+from perfkit.store.parquet import FIRST_GROUP_ROWS, ROW_GROUP_ROWS, open_writer
 
 if TYPE_CHECKING:
     from perfkit.sources.base import PartInfo
@@ -141,7 +141,7 @@ class SegmentWriter:
             if name not in schema.names:
                 continue
             if name not in rows.column_names:
-                rows = rows.append_column(name, pa.array(np.full(len(rows), value, np.int32)))
+                rows = rows.append_column(name, constant(value, pa.int32(), len(rows)))
             elif pc.min_max(rows[name]).as_py() != {"min": value, "max": value}:
                 raise SchemaError(f"{schema.name}.{name}: rows of another {name} in segment {self._name}")
         return rows
@@ -219,7 +219,8 @@ class _Part:
     def append(self, rows: pa.Table) -> None:
         self._pending.append(rows)
         self._pending_rows += len(rows)
-        if self._pending_rows >= ROW_GROUP_ROWS:
+        # Small groups first, so that a writer in the background starts while a small file is still being read.
+        if self._pending_rows >= min(ROW_GROUP_ROWS, max(FIRST_GROUP_ROWS, self.rows)):
             self._flush()
 
     def _flush(self) -> None:

@@ -168,6 +168,54 @@ def test_copies_from_pageable_memory_are_found(traces: Path) -> None:
     assert ids(analyze(traces / PUZZLERS / "streams/blocking"))[0] == "pageable_copies"
 
 
+def test_copies_between_devices_that_nothing_hides_are_found(traces: Path) -> None:
+    found = analyze(traces / PUZZLERS / "collectives/p2p_copy.json.gz")
+    assert ids(found)[0] == "exposed_copies"
+    assert finding(found, "exposed_copies")["points"] > 90
+
+
+def test_copies_that_are_hidden_or_pageable_are_not_exposed_copies() -> None:
+    def found(*copied: Row) -> list[str]:
+        return ids(analyze_tables(tables(kernel(0, 50), *copied, kernel(100, 150))))
+
+    assert "exposed_copies" in found(copy(50, 100, name="Memcpy DtoD (Device -> Device)"))
+    assert "exposed_copies" not in found(copy(0, 50, name="Memcpy DtoD (Device -> Device)"))
+    assert "exposed_copies" not in found(copy(50, 100, name="Memcpy DtoH (Device -> Pageable)"))
+
+
+def test_launch_calls_that_load_code_are_not_stream_waits(traces: Path) -> None:
+    found = analyze(traces / "AMD-AGI__TraceLens/tests/traces/perf_model/normalization")
+    assert ids(found)[0] == "slow_launches"
+    assert "stream_waits" not in ids(found)
+
+
+def test_only_the_time_inside_a_slow_call_is_its_own() -> None:
+    def found(returns_ns: int) -> dict[str, float]:
+        rows = [call(0, 1_000, 1), kernel(2_000, 100_000, 1), call(50_000, returns_ns, 2), kernel(500_000, 600_000, 2)]
+        report = analyze_tables(tables(*rows))
+        assert sum(report.tables["idle"]["idle_ns"].to_pylist()) == report.summary["totals"]["idle_ns"]
+        return {row["id"]: row["points"] for row in report.summary["findings"]}
+
+    window = 598_000
+    assert found(60_000) == {"stream_waits": pytest.approx(100 * 400_000 / window)}
+    assert found(500_000) == {"slow_launches": pytest.approx(100 * 400_000 / window)}
+    half = found(300_000)
+    assert half["slow_launches"] == half["stream_waits"] == pytest.approx(100 * 200_000 / window)
+
+
+def test_a_host_that_the_trace_says_nothing_about_is_said_to_be_so(traces: Path) -> None:
+    row = finding(analyze(traces / "AMD-AGI__TraceLens/tests/traces/mi210/gpu_only_trace"), "host_bound")
+    assert "does not say why" in row["title"]
+    assert "with_stack" in row["next"]
+
+
+def test_a_profiler_that_stops_the_device_for_long_comes_first() -> None:
+    flush = {**span(55, 75, "Activity Buffer Request"), "category": "overhead"}
+    rows = [call(0, 1, 1), kernel(5, 50, 1), flush, call(5, 6, 2), kernel(80, 100, 2)]
+    found = analyze_tables(tables(*rows))
+    assert ids(found)[0] == "profiler_distortion"
+
+
 def test_pinned_copies_and_hidden_ones_are_no_finding() -> None:
     def found(copied: Row) -> list[str]:
         return ids(analyze_tables(tables(kernel(0, 50), copied, kernel(100, 150))))
@@ -279,7 +327,7 @@ def test_findings_are_ranked_by_points_and_those_without_points_come_last() -> N
 
 def test_every_rule_has_a_name_of_its_own_and_says_what_to_do() -> None:
     names = [rule.__name__ for rule in RULES]
-    assert len(set(names)) == len(names) == 18
+    assert len(set(names)) == len(names) == 20
     seen = {row["id"]: row for kind in MATCHING for row in of_scenario(kind, 0).summary["findings"]}
     assert set(seen) <= set(names)
     assert all(row["next"] and row["title"] and row["evidence"] for row in seen.values())

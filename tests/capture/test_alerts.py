@@ -57,7 +57,7 @@ def spool_with_metrics(folder: Path) -> Path:
     live = folder / "prod" / "llama" / "attempt-0" / "rank-00000" / "live"
     live.mkdir(parents=True)
     snapshot = {
-        "cluster": "prod", "run": 'll"ama', "attempt": 0, "rank": 0, "host": "n1", "time_ns": time.time_ns(), "world_size": 8,
+        "cluster": "prod", "run": 'll"ama', "attempt": 0, "rank": 0, "host": "n1", "time_ns": time.time_ns(),
         "counts": {"steps": 12, "tokens": 4096}, "mfu": 0.41, "phases_ns": {"forward": 10**9}, "step": 12,
     }  # fmt: skip
     (live / "metrics.json").write_text(json.dumps(snapshot))

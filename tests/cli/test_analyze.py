@@ -4,6 +4,8 @@ import argparse
 import csv
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -186,3 +188,23 @@ def test_nothing_to_analyze_is_an_error_that_names_the_reason(tmp_path: Path) ->
 def test_a_file_that_cannot_be_written_is_a_clear_error(trace: Path, tmp_path: Path) -> None:
     with pytest.raises(PerfkitError, match="cannot write"):
         run(trace, "-o", tmp_path / "no" / "such" / "folder.txt")
+
+
+LEAN = """
+import sys
+from perfkit.cli.main import main
+code = main(["analyze", sys.argv[1], "--format", sys.argv[2]])
+heavy = [name for name in ("pandas", "plotly", "duckdb", "torch", "dash") if name in sys.modules]
+import pyarrow as pa
+frame = pa.table({"x": [1, 2]}).to_pandas()
+print(code, heavy, type(frame).__name__, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("format", ["json", "text"])
+def test_text_and_json_import_nothing_heavy_and_pandas_still_comes_on_request(format: str) -> None:
+    sample = Path(__file__).resolve().parents[2] / "sample_traces" / "ddp_gloo"
+    done = subprocess.run(
+        [sys.executable, "-c", LEAN, str(sample), format], capture_output=True, text=True, check=True
+    )  # fmt: skip
+    assert done.stderr.strip().splitlines()[-1] == "0 [] DataFrame"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 
 from perfkit.cli.main import main
 from tests.sources.trace_files import document, op, write
@@ -38,3 +40,27 @@ def test_it_fails_only_if_nothing_could_be_ingested(tmp_path, capsys):
 def test_the_help_shows_an_example(capsys):
     assert main(["ingest", "--help"]) == 0
     assert "perfkit ingest traces/ --store runs/" in capsys.readouterr().out
+
+
+def test_a_full_disk_is_one_line_for_all_files(tmp_path, capsys, monkeypatch):
+    for rank in range(6):
+        write(tmp_path / f"r{rank}.json", document(op(ts=2e15), rank=rank, world_size=6))
+    original, commits = os.fsync, []
+
+    def full(descriptor: int) -> None:  # the third commit does not fit
+        if stat.S_ISREG(os.fstat(descriptor).st_mode) and os.pread(descriptor, 12, 0).startswith(b'{\n "cluster"'):
+            commits.append(descriptor)
+            if len(commits) >= 3:
+                raise OSError(28, "No space left on device")
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    command = ["ingest", *(str(tmp_path / f"r{rank}.json") for rank in range(6)), "--store", str(tmp_path / "s")]
+    assert main([*command, "--run", "x", "--workers", "1"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err.count("perfkit:") == 1
+    assert "No space left on device; 4 of 6 files are not in the store; free some space" in shown.err
+    assert "the store is full" in shown.out
+    monkeypatch.undo()
+    assert main([*command, "--run", "x", "--workers", "1"]) == 0
+    assert "unchanged: 2 files" in capsys.readouterr().out

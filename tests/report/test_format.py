@@ -52,3 +52,20 @@ def test_clean_text_is_printable_and_short(text: str, width: int) -> None:
 )
 def test_any_evidence_becomes_printable_lines(item: object) -> None:
     assert all(line.isprintable() for line in fmt.evidence(item))
+
+
+def test_evidence_leaves_out_what_is_unknown_or_said_twice() -> None:
+    row = {"where": None, "op": "all_reduce", "group": None, "lost_gpu_ms": 2.5, "exposed_ms": 2.5}
+    assert fmt.evidence(row) == ["all_reduce · exposed 2.50 ms"]
+    assert fmt.evidence({**row, "lost_gpu_ms": 5.0}) == ["all_reduce · lost gpu 5.00 ms · exposed 2.50 ms"]
+
+
+def test_numbers_in_a_table_of_evidence_carry_its_unit() -> None:
+    assert fmt.evidence({"culprits_ms": {"python": 38.65, "gc": 0.2}}) == ["culprits: python 38.6 ms · gc 200 µs"]
+
+
+def test_names_of_kernels_are_cut_to_what_tells_them_apart() -> None:
+    name = "void at::native::vectorized_elementwise_kernel<4, " + "at::native::CUDAFunctor_add<float>, " * 9
+    (line,) = fmt.evidence({"kernel": name, "ms": 1.0})
+    assert line.startswith("at::native::vectorized_elementwise_kernel<4, ")
+    assert len(line) < 100

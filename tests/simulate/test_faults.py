@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -201,9 +202,38 @@ def test_lost_launches_leave_kernels_whose_call_is_missing() -> None:
     assert len(set(work["correlation"].to_pylist()) - set(calls["correlation"].to_pylist())) == missing[3]
 
 
+def test_a_hot_expert_receives_more_tokens_and_computes_longer_and_the_others_less() -> None:
+    mesh = Mesh(dp=4, ep=4)
+    well, sick = play(mesh=mesh), play("hot-expert:2:2.5x", mesh=mesh)
+    assert sick.job.expert_load(0, np.arange(4)).tolist() == [500, 500, 2500, 500]
+    for rank, load in enumerate((0.5, 0.5, 2.5, 0.5)):
+        before, after = (
+            sum(
+                rows(s, rank)
+                .filter(pc.match_substring(rows(s, rank)["name"].cast(pa.utf8()), "nvjet"))["dur_ns"]
+                .to_pylist()
+            )
+            for s in (well, sick)
+        )
+        assert (after > before) == (load > 1)
+        args = sick.tables(rank)["collective_args"].to_pylist()
+        routed = [a for a in args if a["collective"] == "all_to_allv"]
+        share = sick.job.tokens * sick.job.hidden // 4
+        forward = routed[0]
+        assert forward["out_nelems"] == 4 * share * load
+        assert json.loads(forward["in_split"]) == [share / 2, share / 2, share * 2.5, share / 2]
+        assert sum(json.loads(forward["out_split"])) == forward["out_nelems"]
+        assert '"Out split size": "' + forward["out_split"] + '"' in sick.kineto(rank)
+
+
+def test_a_hot_expert_needs_experts() -> None:
+    with pytest.raises(UsageError, match="needs ep"):
+        play("hot-expert:1:2x")
+
+
 def test_every_kind_of_fault_is_tested_here() -> None:
     tested = {
         "slow-rank", "throttle", "slow-host", "data-stall", "late-rank", "slow-link", "sync-point", "recompute",
-        "small-bucket", "allocator-churn", "stream-stall", "lost-launches",
+        "small-bucket", "allocator-churn", "stream-stall", "lost-launches", "hot-expert",
     }  # fmt: skip
     assert tested == set(KINDS)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perfkit.errors import UnknownHardware, UsageError
-from perfkit.simulate import Job, Mesh, resolve_hardware
+from perfkit.simulate import Job, Mesh, resolve_hardware, simulate
 
 
 def test_a_mesh_is_read_and_must_fit_the_ranks() -> None:
@@ -64,3 +64,24 @@ def test_hardware_has_a_name_or_an_error_that_lists_names() -> None:
     assert resolve_hardware("NVIDIA H100 80GB HBM3") is resolve_hardware("h100")
     with pytest.raises(UnknownHardware, match="a100"):
         resolve_hardware("h1")
+
+
+def test_hardware_may_be_any_device_of_the_registry_that_is_known_well_enough() -> None:
+    model = resolve_hardware("nvidia b200")
+    assert (model.device, model.peak_flops, model.link_bandwidth) == ("NVIDIA B200", 2250e12, 900e9)
+    assert simulate(Job(hardware=model, steps=1, layers=1)).truth()["mfu"]["device"] == "NVIDIA B200"
+    assert resolve_hardware("AMD Instinct MI300X").link_bandwidth == 448e9
+    with pytest.raises(UnknownHardware, match="V100-SXM2, V100-PCIe"):
+        resolve_hardware("V100")
+    with pytest.raises(UnknownHardware, match="no bf16 or fp16 peak of 'GH200'"):
+        resolve_hardware("GH200")
+
+
+@pytest.mark.parametrize(
+    "mesh", [Mesh(dp=2, fsdp=2, tp=2, pp=2, ep=2), Mesh(fsdp=4, ep=4), Mesh(dp=4, ep=2, pp=3)], ids=str
+)
+def test_coordinates_are_positions_in_the_groups(mesh: Mesh) -> None:
+    for role in ("pp", "dp", "fsdp", "tp", "ep"):
+        members = mesh.members(role)
+        for rank in range(mesh.world_size):
+            assert members[rank].tolist().index(rank) == mesh.coordinates(rank)[role]

@@ -136,3 +136,14 @@ def test_recompute_counts_for_hfu_and_not_for_mfu() -> None:
     assert plain["model_flops_per_step"] == again["model_flops_per_step"]
     assert again["hfu"] > again["value"]
     assert plain["hfu"] == plain["value"]
+
+
+def test_the_bubble_is_told_by_stage_and_beside_that_of_a_healthy_job() -> None:
+    quick = {"host_permille": 50, "log_every": 0}
+    healthy, faulty = (
+        tiny(Mesh(pp=2, dp=2), *faults, **quick).truth()["bubble"] for faults in ((), ("slow-rank:3:2x",))
+    )
+    for bubble in (healthy, faulty):
+        assert bubble["bubble_ns"] == sum(stage["bubble_ns"] for stage in bubble["stages"])
+        assert bubble["without_faults_ns"] == healthy["bubble_ns"]
+    assert faulty["stages"][0]["bubble_ns"] > faulty["stages"][0]["without_faults_ns"]

@@ -283,3 +283,59 @@ def test_both_scanners_agree_on_a_kineto_event_with_all_columns():
     assert result.num_events == 1
     assert all(batch.num_rows == 1 for batch in result.groups)
     assert pa.Table.from_batches([result.groups[0]])["name"].to_pylist() == ["k"]
+
+
+@needs_c
+def test_an_earlier_scan_leaves_no_trace_in_a_later_one():
+    # The C scanner keeps its memory from scan to scan: rows, codes, counts and keys must not shine through.
+    texts = [
+        '{"ph":"X","ts":1,"args":{"b":true,"t":"x","u":1,"i":1,"k":2}},{"ph":"Y","pid":"a","args":{"b":true,"j":[1]}}',
+        '{"ph":"Y"},{},{}',
+        '{"ph":"X","pid":"a","args":{"b":true,"j":[1],"t":"z"',
+        '{"args":{}},{"args":{"b":false}},{"args":{"t":null}}',
+        '{"ts":"x","args":{"i":"x","u":-1}}',
+        '{"ph":"é","args":{"\\u0069":7,"i":8}}',
+        "{},{}]",
+    ]
+    for first in texts:
+        for second in texts:
+            check_same(first)
+            check_same(second)
+
+
+@needs_c
+@pytest.mark.parametrize("digits", [*range(1, 25)])
+def test_numbers_of_every_length_agree(digits):
+    number = "1234567890123456789012345"[:digits]
+    forms = [
+        number,
+        "9" * digits,
+        f"-{number}",
+        f"{number}.5",
+        f"{number}.125",
+        f"{number}.1234",
+        f"{number}.",
+        f"0{number}",
+    ]
+    forms += [
+        f"{number}e2",
+        f"{number}E-3",
+        f'"{number}"',
+        f'"-{number}"',
+        f'"{number}.25"',
+        f"{number}x",
+        "9" + "0" * digits,
+    ]
+    for form in forms:
+        check_same(
+            f'{{"ph":"X","ts":{form},"dur":{form},"pid":{form},"args":{{"i":{form},"u":{form},"f":{form},"k":{form}}}}}'
+        )
+        check_same(f'{{"ts":{form}')  # the number may go on
+
+
+@needs_c
+def test_keys_in_another_order_or_layout_are_found_again():
+    one, two = '{"ph":"X","ts":1,"args":{"i":1,"k":[],"u":2}}', '{ "ts" : 2 , "args" : { "u":3 , "i" :4 } , "ph":"Y" }'
+    three, four = '{"ph":"X","ts":1 ,"args":{"i":1,"k":5,"u":2},"ts":7}', '{"ph": "X","ts": 1,"args":{ },"pid":1}'
+    result = check_same(",".join([one, two, one, three, four, two, four, one] * 3))
+    assert result.num_events == 24

@@ -1,0 +1,125 @@
+"""Break real jobs on purpose and see what the analyzer says first.
+
+    python benchmarks/fault_matrix.py                        10 runs of every fault, and 10 without (about 40 minutes)
+    python benchmarks/fault_matrix.py --runs 1 slow-rank     one run of one fault
+    python benchmarks/fault_matrix.py --keep out/matrix      keep the stores
+
+Each run is a 2-process gloo job of the reference loop, one core per process, profiled by perfkit on both ranks. A
+fault counts as named if the first finding has its id (and its rank); a run without a fault counts as clean if no
+finding of the faults' ids is first, or worth as much as they would be. Needs two idle cores: on a busy machine every
+rank is a slow rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault and what must be said about it."""
+
+    fault: str
+    expected: tuple[str, ...]
+    rank: int | None = None
+    options: tuple[str, ...] = ()
+
+
+CASES = {
+    "slow-rank": Case("slow-rank:1:1.5x", ("straggler", "slow_rank"), 1),
+    "slow-rank-0": Case("slow-rank:0:1.6x", ("straggler", "slow_rank"), 0),
+    "slow-data": Case("slow-data:150ms", ("data_bound",)),
+    "slow-checkpoint": Case("slow-checkpoint:500ms", ("checkpoint_stall",), None, ("--checkpoint.every", "2")),
+    "sync-point": Case("sync-point:60", ("sync_points",)),
+    "gc-storm": Case("gc-storm:150ms", ("gc_pauses", "host_bound")),
+    "slow-link": Case("slow-link:30MBps", ("slow_link", "exposed_communication")),
+}
+"""All of at least 30 % of the step time on the machines that they were tried on."""
+FAULT_IDS = ("straggler", "slow_rank", "data_bound", "checkpoint_stall", "sync_points", "gc_pauses", "slow_link")
+STEPS = ("--train.steps", "17", "--capture.profile_first", "9", "--capture.profile_active", "6")
+
+
+def run_case(folder: Path, case: Case | None) -> dict[str, Any]:
+    """Train and analyze one job; returns the JSON of the analysis."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    words += ["perfkit.reference.train", "--train.folder", str(folder), *STEPS]
+    if case:
+        words += ["--fault", case.fault, *case.options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99", "PYTHONWARNINGS": "ignore"}
+    subprocess.run(words, env=environment, check=True, capture_output=True, timeout=600)
+    answer = subprocess.run(
+        [sys.executable, "-m", "perfkit", "analyze", "reference", "--store", str(folder / "store"), "--format", "json"],
+        check=True, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    (folder / "analysis.json").write_text(answer.stdout)
+    document: dict[str, Any] = json.loads(answer.stdout)
+    return document
+
+
+def names(case: Case, document: dict[str, Any]) -> bool:
+    """Say whether the first finding names the fault, and its rank."""
+    if not document["findings"]:
+        return False
+    first = document["findings"][0]
+    if first["id"] not in case.expected:
+        return False
+    if first["id"] == "host_bound":
+        return "gc" in first["title"]
+    return case.rank is None or first["evidence"].get("rank") == case.rank
+
+
+def is_clean(document: dict[str, Any]) -> bool:
+    """Say whether no fault is named first."""
+    return not document["findings"] or document["findings"][0]["id"] not in FAULT_IDS
+
+
+def shown(document: dict[str, Any]) -> str:
+    """Return the first finding in a few words."""
+    if not document["findings"]:
+        return "nothing"
+    first = document["findings"][0]
+    rank = first["evidence"].get("rank")
+    points = "?" if first["points"] is None else f"{first['points']:.0f}"
+    return first["id"] + (f" (rank {rank})" if rank is not None else "") + f", {points} points"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}, none (default: all)")
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--keep", type=Path, help="keep the runs here")
+    args = parser.parse_args(argv)
+    wanted = args.cases or [*CASES, "none"]
+    if unknown := set(wanted) - {*CASES, "none"}:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    root = args.keep or Path(tempfile.mkdtemp(prefix="perfkit-matrix-"))
+    failed = 0
+    print(f"{'fault':<16} {'named':>7}  first finding of each run")
+    for name in wanted:
+        case = CASES.get(name)
+        right, seen = 0, []
+        for number in range(args.runs):
+            folder = root / f"{name}-{number}"
+            document = run_case(folder, case)
+            right += names(case, document) if case else is_clean(document)
+            seen.append(shown(document))
+            if not args.keep:
+                shutil.rmtree(folder)
+        failed += right < 0.9 * args.runs
+        print(f"{name:<16} {right:>3}/{args.runs:<3}  {' | '.join(sorted(set(seen)))}", flush=True)
+    if not args.keep:
+        shutil.rmtree(root, ignore_errors=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

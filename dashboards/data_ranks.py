@@ -1,0 +1,245 @@
+"""The ranks of a run: a grid of rank × step.
+
+    grid(source, view)            -> Grid, or None where the quantity was not recorded
+    own_work(source, key, view)   -> Cube: what each rank did itself (definition 16)
+
+Peers of a rank are those of the same role: same stage, same shard, any replica. Ranks are placed in the mesh in the
+usual order, tensor parallelism fastest and pipeline stages slowest; the page says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from perfkit.store.layout import RunKey
+
+from .data import Source, remembered
+from .data_run import analysed, mesh_of
+from .view import View
+
+MAX_CELLS = 80_000
+MAX_STEPS = 200
+MAX_ROWS = 420
+"""Rows that a screen can tell apart."""
+INNERMOST = ("tp", "cp", "ep", "dp_shard", "fsdp", "dp", "ddp", "dp_replicate", "pp")
+"""Mesh dimensions from the fastest to the slowest, as Megatron and torchtitan number ranks."""
+REPLICAS = ("dp", "ddp", "dp_replicate", "dp_shard", "fsdp")
+ATTRIBUTED = {"compute": "compute_ns", "exposed_comm": "exposed_comm_ns", "idle": "idle_ns", "step_time": "window_ns"}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rank × step, ready to draw."""
+
+    z: Any
+    """In `unit`; NaN where not recorded."""
+    steps: Any
+    labels: list[str]
+    ranks: list[int]
+    """First rank of each row."""
+    quantity: str
+    num_ranks: int
+    folded: int
+    """Ranks that share a row, which shows the worst of them."""
+    low: float
+    high: float
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Cube:
+    """A quantity by rank and step."""
+
+    ranks: Any
+    steps: Any
+    values: Any
+    source: str
+
+
+def coordinates(ranks: Any, mesh: dict[str, int], world: int | None) -> dict[str, Any]:
+    """Return the coordinate of each rank in each dimension of the mesh; nothing if the mesh does not fit the job."""
+    size = int(np.prod(list(mesh.values()))) if mesh else 0
+    if not mesh or (world and size != world) or (len(ranks) and size <= int(np.max(ranks))):
+        return {}
+    order = [name for name in INNERMOST if name in mesh]
+    order += [name for name in reversed(list(mesh)) if name not in order]
+    found, stride = {}, 1
+    for name in order:
+        found[name] = (ranks // stride) % mesh[name]
+        stride *= mesh[name]
+    return {name: found[name] for name in reversed(order)}
+
+
+def place(source: Source, key: RunKey, ranks: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return the mesh coordinates of ranks, and a label for each."""
+    metadata = source.engine.metadata(key)
+    at = coordinates(ranks, mesh_of(metadata), metadata.get("world_size"))
+    shown = {name: values for name, values in at.items() if len(np.unique(values)) > 1}
+    labels = [
+        f"rank {rank}" + ("  " + " ".join(f"{name}{values[i]}" for name, values in shown.items()) if shown else "")
+        for i, rank in enumerate(ranks.tolist())
+    ]
+    return at, labels
+
+
+# ------------------------------------------------------------------ the grid
+
+
+def cube(source: Source, key: RunKey, quantity: str, view: View) -> Cube | None:
+    """Return a quantity of all ranks that recorded it: from the analysis, or from the training loop's step records."""
+    if quantity == "own_work":
+        return own_work(source, key, view)
+    recorded = _recorded(source, key, quantity, view) if quantity in ("step_time", "data_wait") else None
+    column = ATTRIBUTED.get(quantity)
+    traced = _traced(source, key, column, view) if column else None
+    both = [one for one in (recorded, traced) if one is not None]
+    return max(both, key=lambda one: len(one.ranks), default=None)
+
+
+def _traced(source: Source, key: RunKey, column: str, view: View) -> Cube | None:
+    rows = analysed(source, key, "attribution", columns=["rank", "step", column, "carry_in"])
+    if rows is None:
+        return None
+    rows = rows.filter(pc.and_(pc.is_valid(rows["step"]), pc.invert(pc.fill_null(rows["carry_in"], False))))
+    return _spread(rows, column, view, "analysis")
+
+
+def _recorded(source: Source, key: RunKey, quantity: str, view: View) -> Cube | None:
+    column = "data_wait_ns" if quantity == "data_wait" else "end_ns"
+    rows, _ = source.engine.run_table("steps", key, columns=["rank", "step", column])
+    if not len(rows):
+        return None
+    found = _spread(rows, column, view, "step records")
+    if found is None or quantity == "data_wait":
+        return found
+    took = np.full_like(found.values, np.nan)
+    took[:, 1:] = np.diff(found.values, axis=1) / np.maximum(np.diff(found.steps), 1)[None, :]
+    took[took <= 0] = np.nan
+    return Cube(found.ranks, found.steps, took, found.source) if took.shape[1] > 1 else None
+
+
+def _spread(rows: pa.Table, column: str, view: View, source: str) -> Cube | None:
+    """Return rows as a matrix, rank × step; devices of one rank add up."""
+    low = view.first if view.first is not None else -(2**62)
+    high = view.last if view.last is not None else 2**62
+    step = rows["step"].to_numpy()
+    keep = (step >= low) & (step <= high)
+    if not keep.any():
+        return None
+    rank, step = rows["rank"].to_numpy()[keep], step[keep]
+    column_values = rows[column]
+    if column == "end_ns":
+        column_values = pc.subtract(column_values, pc.min(column_values))  # small enough for a float
+    value = np.asarray(pc.fill_null(column_values.cast(pa.float64(), safe=False), np.nan))[keep]
+    ranks, row = np.unique(rank, return_inverse=True)
+    steps, at = np.unique(step, return_inverse=True)
+    if len(steps) > 4 * MAX_STEPS and view.first is None:  # the newest, unless the link says which
+        first = len(steps) - 4 * MAX_STEPS
+        inside = at >= first
+        row, at, value, steps = row[inside], at[inside] - first, value[inside], steps[first:]
+    z = np.full((len(ranks), len(steps)), np.nan)
+    if len(row) == len(np.unique(row * len(steps) + at)):
+        z[row, at] = value
+    else:
+        z[row, at] = 0
+        np.add.at(z, (row, at), value)
+    return Cube(ranks, steps, z, source)
+
+
+def own_work(source: Source, key: RunKey, view: View) -> Cube | None:
+    """Return what each rank did itself: compute and late host on a device, else the window without communication."""
+    compute = _traced(source, key, "compute_ns", view)
+    if compute is None:
+        return None
+    devices = analysed(source, key, "attribution", columns=["device"])
+    if devices is not None and devices["device"].null_count == len(devices):
+        window, waited = _traced(source, key, "window_ns", view), _traced(source, key, "exposed_comm_ns", view)
+        assert window is not None
+        assert waited is not None
+        return Cube(window.ranks, window.steps, window.values - waited.values, "analysis")
+    late = host_late(source, key, view)
+    values = compute.values.copy()
+    if late is not None:
+        r, s = np.searchsorted(compute.ranks, late.ranks), np.searchsorted(compute.steps, late.steps)
+        inside = (s < len(compute.steps)) & (compute.steps[np.minimum(s, len(compute.steps) - 1)] == late.steps)
+        values[np.ix_(r, s[inside])] += np.nan_to_num(late.values[:, inside])
+    return Cube(compute.ranks, compute.steps, values, "analysis")
+
+
+def host_late(source: Source, key: RunKey, view: View) -> Cube | None:
+    """Return the time a rank's device waited for its own host."""
+    rows = analysed(source, key, "idle", columns=["rank", "step", "idle_ns"], filter=pc.field("cause") == "host_late")
+    if rows is None:
+        return None
+    rows = rows.filter(pc.is_valid(rows["step"]))
+    return _spread(rows, "idle_ns", view, "analysis") if len(rows) else None
+
+
+@remembered
+def grid(source: Source, view: View) -> Grid | None:
+    """Return the heat map of a view: rows in the chosen order, folded until it fits the screen.
+
+    Own work needs an analysis. A link that names no quantity shows the step time where there is none.
+    """
+    key = source.run_key(view)
+    if key is None:
+        return None
+    quantity = view.quantity
+    found = cube(source, key, quantity, view)
+    if found is None and quantity == View.quantity_default():
+        quantity = "step_time"
+        found = cube(source, key, quantity, view)
+    if found is None:
+        return None
+    z, steps = _fold_steps(found.values / 1e6, found.steps)
+    unit = "ms"
+    if np.isfinite(z).any() and np.nanmedian(z) >= 2000:
+        z, unit = z / 1000, "s"
+    at, labels = place(source, key, found.ranks)
+    order = _order(view.order, at, z)
+    z, ranks, labels = z[order], found.ranks[order].tolist(), [labels[i] for i in order]
+    limit = max(1, min(MAX_ROWS, MAX_CELLS // max(1, z.shape[1])))
+    folded = -(-len(ranks) // limit)
+    if folded > 1:
+        pad = -len(ranks) % folded
+        z = _worst(np.vstack([z, np.full((pad, z.shape[1]), np.nan)]).reshape(-1, folded, z.shape[1]), 1)
+        labels = [f"{labels[i]} … {ranks[min(i + folded, len(ranks)) - 1]}" for i in range(0, len(ranks), folded)]
+    known = z[np.isfinite(z)]
+    low, high = (float(np.percentile(known, 1)), float(np.percentile(known, 99.5))) if len(known) else (0.0, 1.0)
+    if high <= low:
+        low, high = low - 0.5, low + 0.5
+    return Grid(z, steps, labels, ranks[::folded], quantity, len(ranks), folded, low, high, unit, found.source)
+
+
+def _fold_steps(z: Any, steps: Any) -> tuple[Any, Any]:
+    width = -(-len(steps) // MAX_STEPS)
+    if width <= 1:
+        return z, steps
+    pad = -len(steps) % width
+    return _worst(np.hstack([z, np.full((len(z), pad), np.nan)]).reshape(len(z), -1, width), 2), steps[::width]
+
+
+def _worst(blocks: Any, axis: int) -> Any:
+    """Return the largest of each block; unknown if all of it is."""
+    return np.where(
+        np.isfinite(blocks).any(axis=axis), np.nanmax(np.nan_to_num(blocks, nan=-np.inf), axis=axis), np.nan
+    )
+
+
+def _order(order: str, at: dict[str, Any], z: Any) -> Any:
+    """Return the order of the rows: replicas of one role side by side, by number, or the slowest first."""
+    if order == "slowest":
+        known = np.isfinite(z)
+        means = np.where(known, z, 0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+        return np.argsort(-means, kind="stable")
+    if order == "mesh" and at:
+        inner = [name for name in at if name in REPLICAS]
+        outer = [name for name in at if name not in REPLICAS]
+        return np.lexsort([at[name] for name in reversed([*outer, *inner])])
+    return np.arange(len(z))

@@ -1,0 +1,285 @@
+"""One run: what it reached, where its time went, its curves.
+
+    totals(source, view)     -> sums of its roll-up, or None
+    ladders(source, view)    -> {"A": Ladder, "B": Ladder}, those that there are
+    series(source, view)     -> Series: MFU, tokens/s, step time, loss over steps, or over hours if there are none
+
+The time line is that of the lead rank, as in perfkit.goodput: training is synchronous, and one rank of thousands is
+enough. The Run page shows the whole run whatever the time range of the link is.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from perfkit.errors import PerfkitError
+from perfkit.hardware.lookup import resolve_peak
+from perfkit.report.verdict import Ladder, Rung, ladder
+from perfkit.schema import GOODPUT_LOSSES
+from perfkit.store.layout import RunKey
+
+from .data import EVERYTHING, Rows, Source, ratio, remembered
+from .data_fleet import LOSS_SUMS, SUMS, with_ratios
+from .metrics import BUCKETS
+from .theme import GROUPS
+from .view import View
+
+MAX_POINTS = 1_500
+"""Points of a curve: more than a screen has pixels for."""
+
+
+def load_rollup(source: Source, view: View) -> bool:
+    """Load the days of a run, and say whether it has roll-ups: any of its rows says when it began and was last seen."""
+    where, parameters = "cluster = ? AND run = ?", [view.cluster, view.run]
+    ask = f"SELECT min(run_start_ns) AS a, max(last_seen_ns) AS b, min(start_ns) AS c FROM run_rollup WHERE {where}"
+    source.load("run_rollup", source.window(view))
+    row = source.ask(ask, parameters)[0]
+    if row["c"] is None:
+        source.load("run_rollup", EVERYTHING)
+        return bool(source.ask(ask, parameters)[0]["c"] is not None)
+    if row["a"] is not None and row["b"] is not None:
+        source.load("run_rollup", (row["a"], row["b"] + 1))
+    else:
+        source.load("run_rollup", EVERYTHING)
+    return True
+
+
+@remembered
+def totals(source: Source, view: View) -> dict[str, Any] | None:
+    """Return the sums and ratios of the whole run."""
+    if not load_rollup(source, view):
+        return None
+    rows = source.ask(
+        f"SELECT {SUMS}, {LOSS_SUMS}, sum(steps) AS steps, sum(lost_steps) AS lost_steps, sum(queue_ns) AS queue_ns, "
+        "sum(interruptions)::BIGINT AS interruptions, sum(restarts)::BIGINT AS restarts, max(attempt) AS attempt, "
+        "arg_max(state, end_ns) AS state, min(start_ns) AS start_ns, max(end_ns) AS end_ns, max(gpus) AS gpus, "
+        "any_value(model) AS model, any_value(device) AS device, any_value(user) AS user, any_value(name) AS name, "
+        "max(world_size) AS world_size, max(peak_flops) AS peak_flops, min(eligible_ns) AS eligible_ns, "
+        "median(step_time_p50_ns) AS step_time_p50_ns, median(step_time_p95_ns) AS step_time_p95_ns, "
+        "bool_or(synthetic) AS synthetic FROM run_rollup WHERE cluster = ? AND run = ?",
+        [view.cluster, view.run],
+    )
+    row = with_ratios(rows[0])
+    waiting = (row["allocated_ns"] or 0) + (row["queue_ns"] or 0)
+    row["ettr"] = ratio(row["productive_ns"], waiting) if row["eligible_ns"] is not None else None
+    return row
+
+
+# ------------------------------------------------------------------ ladders
+
+
+@remembered
+def ladders(source: Source, view: View) -> dict[str, Ladder]:
+    """Return ladder A of the newest analysis, and ladder B of the roll-up."""
+    found: dict[str, Ladder] = {}
+    key = source.run_key(view)
+    if key is not None:
+        rows = analysed(source, key, "waterfall")
+        if rows is not None and len(rows):
+            whole = rows.filter(pc.and_(pc.is_null(rows["rank"]), pc.is_null(rows["step"]))).sort_by("position")
+            for name in ("A", "B"):
+                mine = whole.filter(pc.equal(whole["ladder"].cast(pa.utf8()), name)).to_pylist()
+                if mine:
+                    found[name] = as_ladder(mine)
+    if "B" not in found:
+        row = totals(source, view)
+        if row and row["allocated_ns"]:
+            found["B"] = allocation_ladder(row)
+    return found
+
+
+def as_ladder(rows: Rows) -> Ladder:
+    """Return rows of `waterfall` as the report draws them."""
+    terms = [
+        {**row, "ns": row["gpu_ns"], "gpu_hours": None if row["gpu_ns"] is None else row["gpu_ns"] / 3.6e12}
+        for row in rows
+    ]
+    return ladder({"waterfall": terms, "mfu": {"ladder_start": None}})
+
+
+def allocation_ladder(row: dict[str, Any]) -> Ladder:
+    """Return ladder B: allocated GPU-time by goodput bucket, down to effective MFU."""
+    allocated, good = row["allocated_ns"], row["effective_mfu"]
+    shares = {name: 100 * (row[f"{name}_ns"] or 0) / allocated for name in GOODPUT_LOSSES}
+    productive = 100 * (row["productive_ns"] or 0) / allocated
+    terms = [("productive", "productive", productive, "useful")]
+    if good is not None:
+        terms = [("effective_mfu", "effective MFU", 100 * good, "useful"),
+                 ("below_peak", "productive, below peak", productive - 100 * good, "compute")]  # fmt: skip
+    groups = {name: group for group, (_, members) in GROUPS.items() for name in members}
+    terms += [(name, BUCKETS[name], share, groups[name]) for name, share in shares.items() if share > 0]
+    rungs, offset = [], 0.0
+    for term, label, points, kind in terms:
+        ns = round(points / 100 * allocated)
+        rungs.append(Rung(term, label, kind, points, offset, ns, ns / 3.6e12, None, True))
+        offset += points
+    unit = "% of time" if good is None else "points"
+    return Ladder("where the allocated GPU-time went", unit, rungs)
+
+
+def analysed(source: Source, key: RunKey, table: str, **more: Any) -> pa.Table | None:
+    """Return a derived table of a run; None if there is none."""
+    rows, _ = source.engine.run_table(table, key, **more)
+    return rows if len(rows) else None
+
+
+# ------------------------------------------------------------------ curves
+
+
+@dataclass(frozen=True)
+class Series:
+    """Curves over steps or time: arrays of equal length, NaN where unknown."""
+
+    x: Any
+    over: str
+    """`step` or `time`."""
+    curves: dict[str, Any] = field(default_factory=dict)
+    """mfu (%), tokens_per_s, step_time (ms), loss."""
+    slow: Any = None
+    """x of slow steps."""
+    slow_ms: Any = None
+    total: int = 0
+    """Steps behind the curves."""
+    note: str = ""
+
+
+def lead_rank(source: Source, key: RunKey) -> int | None:
+    """Return the lowest rank that left steps."""
+    commits, _ = source.engine.commits(key)
+    return min((c.rank for c in commits if c.rows.get("steps")), default=None)
+
+
+@remembered
+def series(source: Source, view: View) -> Series:
+    """Return the curves of the chosen attempt, or of the whole run by hour where no steps are on record."""
+    key = source.run_key(view)
+    lead = lead_rank(source, key) if key else None
+    if key is None or lead is None:
+        return _hourly(source, view)
+    columns = ["step", "start_ns", "end_ns", "data_wait_ns", "tokens", "model_flops", "loss"]
+    rows, _ = source.engine.run_table("steps", key, columns=columns, ranks=[lead])
+    return _by_step(rows.sort_by("step"), view, source.engine.metadata(key), totals(source, view), lead)
+
+
+def _by_step(rows: pa.Table, view: View, metadata: dict[str, Any], rollup: dict[str, Any] | None, lead: int) -> Series:
+    step = rows["step"].to_numpy()
+    end = rows["end_ns"].to_numpy()
+    took = np.diff(end, prepend=(rows["start_ns"].to_numpy() - _filled(rows["data_wait_ns"], 0.0))[:1]).astype(float)
+    took[took <= 0] = np.nan
+    seconds = took / 1e9
+    tokens = _filled(rows["tokens"]) * replicas_of(metadata)
+    world = metadata.get("world_size") or (rollup or {}).get("world_size")
+    peak = (rollup or {}).get("peak_flops") or known_peak(metadata.get("device"))
+    flops = _filled(rows["model_flops"])
+    mfu = 100 * flops / (peak * world * seconds) if peak and world else np.full(len(step), np.nan)
+    mfu[~((mfu >= 0) & (mfu <= 100))] = np.nan
+    slow, limit = _slow(took)
+    low = view.first if view.first is not None else -1
+    high = view.last if view.last is not None else 2**62
+    shown = (step >= low) & (step <= high)
+    curves = {"mfu": mfu, "tokens_per_s": tokens / seconds, "step_time": took / 1e6, "loss": _filled(rows["loss"])}
+    index = np.flatnonzero(shown)
+    x, binned = _binned(step[index].astype(float), {name: values[index] for name, values in curves.items()})
+    worst = index[slow[index]]
+    worst = worst[np.argsort(-took[worst])][:80]
+    return Series(
+        x,
+        "step",
+        binned,
+        step[worst],
+        took[worst] / 1e6,
+        int(shown.sum()),
+        f"rank {lead}; a step counts as slow above {limit / 1e6:,.1f} ms" if limit else f"rank {lead}",
+    )
+
+
+def _hourly(source: Source, view: View) -> Series:
+    if not load_rollup(source, view):
+        return Series(np.array([]), "time")
+    rows = source.engine.ask(
+        "SELECT start_ns, mfu_ratio * 100 AS mfu, tokens / nullif((end_ns - start_ns) / 1e9, 0) AS tokens_per_s, "
+        "step_time_p50_ns / 1e6 AS step_time, loss, steps FROM run_rollup "
+        "WHERE cluster = ? AND run = ? ORDER BY start_ns",
+        [view.cluster, view.run],
+    )
+    names = ("mfu", "tokens_per_s", "step_time", "loss")
+    curves = {name: _filled(rows[name]) for name in names}
+    curves["mfu"][~((curves["mfu"] >= 0) & (curves["mfu"] <= 100))] = np.nan
+    x, binned = _binned(_filled(rows["start_ns"]), curves)
+    return Series(x, "time", binned, np.array([]), np.array([]), int(np.nansum(_filled(rows["steps"], 0))), "by hour")
+
+
+def _filled(column: Any, missing: float = np.nan) -> Any:
+    return np.asarray(pc.fill_null(column.cast(pa.float64(), safe=False), missing)).copy()
+
+
+def _slow(took: Any) -> tuple[Any, float]:
+    """Mark slow steps by definition 19, and return the limit."""
+    known = took[np.isfinite(took)]
+    if len(known) < 3:
+        return np.zeros(len(took), bool), 0.0
+    median = float(np.median(known))
+    spread = float(np.median(np.abs(known - median)))
+    limit = median + max(3 * 1.4826 * spread, 0.01 * median)
+    return np.nan_to_num(took, nan=0.0) > limit, limit
+
+
+def _binned(x: Any, curves: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return medians over equal runs of points, at most MAX_POINTS of them."""
+    if len(x) <= MAX_POINTS:
+        return x, curves
+    width = -(-len(x) // MAX_POINTS)
+    pad = -len(x) % width
+
+    def middle(values: Any) -> Any:
+        with np.errstate(all="ignore"):
+            import warnings
+
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # a bin of unknown values stays unknown
+                return np.nanmedian(np.append(values, np.full(pad, np.nan)).reshape(-1, width), axis=1)
+
+    return x[::width], {name: middle(values) for name, values in curves.items()}
+
+
+def replicas_of(metadata: dict[str, Any]) -> float:
+    """Return the number of data-parallel replicas; NaN if the mesh is unknown, so that tokens/s stay unknown too."""
+    world = metadata.get("world_size")
+    if metadata.get("devices_per_replica") and world:
+        return float(world) / float(metadata["devices_per_replica"])
+    mesh = mesh_of(metadata)
+    if mesh:
+        replicas = [mesh[name] for name in ("dp", "dp_replicate", "dp_shard", "fsdp", "ddp") if name in mesh]
+        return float(np.prod(replicas)) if replicas else 1.0
+    return 1.0 if world == 1 else float("nan")
+
+
+def mesh_of(metadata: dict[str, Any]) -> dict[str, int]:
+    """Return the parallel degrees, outermost first, as the run's manifest has them."""
+    mesh = metadata.get("mesh")
+    if isinstance(mesh, str):
+        try:
+            mesh = json.loads(mesh)
+        except ValueError:
+            return {}
+    if not isinstance(mesh, dict):
+        return {}
+    return {str(k): v for k, v in mesh.items() if isinstance(v, int) and not isinstance(v, bool) and v > 0}
+
+
+@lru_cache(maxsize=64)
+def known_peak(device: str | None) -> float | None:
+    """Return the dense bf16 peak of a device by its exact name; None if the registry does not know it."""
+    if not device:
+        return None
+    try:
+        return resolve_peak(device, "bf16").flops
+    except PerfkitError:
+        return None

@@ -1,0 +1,318 @@
+"""Parquet of a store, read once per file version, and asked by many threads.
+
+    engine = Engine("runs/")
+    engine.load("run_rollup", window)               have a window's days in DuckDB; -> files that cannot be read
+    engine.ask("SELECT … FROM run_rollup", […])     -> pa.Table
+    engine.run_table("steps", key, columns=…)       -> rows of one attempt of one run, and what could not be read
+    engine.version(folders)                         -> text that changes when a file does
+
+Fleet tables, and the one-row files of `runs`, are kept as DuckDB tables in memory. A folder whose files changed is
+deleted and inserted again; a day outside every window that was asked for is never read. Files go through the store's
+own reader, so page checksums, schema versions and migrations hold here too; a file that cannot be read is reported,
+and the others are shown. All state belongs to the object: each worker process has its own, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from perfkit.errors import PerfkitError
+from perfkit.schema import TABLES, TableSchema
+from perfkit.store.catalog import Catalog, Which
+from perfkit.store.commits import Commit
+from perfkit.store.files import Files
+from perfkit.store.layout import RunKey, hive_values
+from perfkit.store.reading import Piece, Selection
+
+from .view import DAY_NS
+
+LISTING_S = 2.0
+"""How long a listing of a folder is believed: a page asks for many tables at once."""
+CACHED_TABLES = 128
+CACHED_BYTES = 256 << 20
+"""What one worker keeps of single runs."""
+
+Version = tuple[int, int]
+"""Modification time and size of a file."""
+_UNREADABLE = (PerfkitError, pa.ArrowException, OSError, UnicodeDecodeError)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that could not be read, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass
+class _Held:
+    """What DuckDB holds of one table: its folders, each with the versions of its files."""
+
+    folders: dict[str, tuple[tuple[str, Version], ...]] = field(default_factory=dict)
+    problems: dict[str, list[Problem]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Engine:
+    """Reads one store."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self._files = Files(uri)
+        self._catalog = Catalog(self._files)
+        self._database = duckdb.connect(":memory:", config={"threads": 2})
+        names = [name for name, schema in TABLES.items() if schema.kind == "fleet" or name == "runs"]
+        self._held = {name: _Held() for name in names}
+        for name in names:
+            self._create(TABLES[name])
+        self._listings: dict[str, tuple[float, dict[str, Version]]] = {}
+        self._digests: dict[str, tuple[dict[str, Version], str]] = {}
+        self._cache: OrderedDict[tuple[Any, ...], tuple[pa.Table, list[Problem]]] = OrderedDict()
+        self._commits: OrderedDict[tuple[Any, ...], tuple[list[Commit], list[Problem]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    # ---------------------------------------------------------------- files
+
+    def listing(self, folder: str) -> dict[str, Version]:
+        """Return the files below a folder and their versions; a listing is believed for LISTING_S."""
+        now = time.monotonic()
+        known = self._listings.get(folder)
+        if known and now - known[0] < LISTING_S:
+            return known[1]
+        found = {
+            self._files.relative(info): (int(info.mtime_ns or 0), int(info.size or 0))
+            for info in self._files.walk(folder)
+        }
+        if len(self._listings) > 4096:
+            self._listings.clear()
+            self._digests.clear()
+        self._listings[folder] = (now, found)
+        return found
+
+    def version(self, folders: Iterable[str]) -> str:
+        """Return text that changes when any file below the folders changes."""
+        return "".join(self._digest(folder) for folder in folders)
+
+    def _digest(self, folder: str) -> str:
+        listing = self.listing(folder)
+        known = self._digests.get(folder)
+        if known is None or known[0] is not listing:
+            text = "\n".join(f"{path}\0{version}" for path, version in listing.items())
+            known = (listing, hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest())
+            self._digests[folder] = known
+        return known[1]
+
+    # ---------------------------------------------------------------- fleet tables
+
+    def load(self, table: str, window: tuple[int, int] | None = None) -> list[Problem]:
+        """Have the window's days of a table in DuckDB as they are now; return what cannot be read of them."""
+        held = self._held[table]
+        there: dict[str, tuple[tuple[str, Version], ...]] = {}
+        for path, version in self.listing(table).items():
+            if path.endswith(".parquet"):
+                folder = path.rpartition("/")[0]
+                there[folder] = (*there.get(folder, ()), (path, version))
+        wanted = {folder: files for folder, files in there.items() if _in_window(folder, window)}
+        if (
+            all(held.folders.get(folder) == files for folder, files in wanted.items())
+            and held.folders.keys() <= there.keys()
+        ):
+            return [p for folder in sorted(wanted) for p in held.problems.get(folder, ())]
+        with held.lock:
+            changed = {folder: files for folder, files in wanted.items() if held.folders.get(folder) != files}
+            forget = [f for f in held.folders if f not in there or f in changed]
+            self._replace(TABLES[table], held, forget, changed)
+            return [p for folder in sorted(wanted) for p in held.problems.get(folder, ())]
+
+    def ask(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
+        """Run a query over the loaded tables, in a cursor of its own; sums beyond 64 bits come as floats."""
+        found = self._database.cursor().sql(sql, params=list(parameters)).to_arrow_table()
+        for i, name in enumerate(found.column_names):
+            if pa.types.is_decimal(found.column(i).type):
+                found = found.set_column(i, name, found.column(i).cast(pa.float64()))
+        return found
+
+    def _replace(
+        self,
+        schema: TableSchema,
+        held: _Held,
+        forget: list[str],
+        changed: dict[str, tuple[tuple[str, Version], ...]],
+    ) -> None:
+        """Swap the rows of the changed folders in one transaction: a reader sees the old ones or the new ones."""
+        names = _partitions(schema)
+        pieces = [Piece(path, _hive(path, names)) for files in changed.values() for path, _ in files]
+        rows, problems = self._read(schema, pieces, names, columns=_columns(schema), partitions=True)
+        cursor = self._database.cursor()
+        cursor.register("incoming", rows)
+        cursor.begin()
+        for folder in forget:
+            hive = _hive(f"{folder}/x", names)
+            where = " AND ".join(f'"{name}" = ?' for name in names)
+            cursor.execute(f'DELETE FROM "{schema.name}" WHERE {where}', list(hive.values()))
+        cursor.execute(f'INSERT INTO "{schema.name}" SELECT * FROM incoming')
+        cursor.commit()
+        cursor.unregister("incoming")
+        for folder in forget:
+            held.folders.pop(folder, None)
+            held.problems.pop(folder, None)
+        for problem in problems:
+            held.problems.setdefault(problem.path.rpartition("/")[0], []).append(problem)
+        held.folders.update(changed)
+
+    def _create(self, schema: TableSchema) -> None:
+        names = _partitions(schema)
+        empty = Selection(self._files, schema, [], names, _columns(schema), partitions=True).read()
+        cursor = self._database.cursor()
+        cursor.register("incoming", empty)
+        cursor.execute(f'CREATE TABLE "{schema.name}" AS SELECT * FROM incoming')
+        cursor.unregister("incoming")
+
+    # ---------------------------------------------------------------- one run
+
+    def commits(self, key: RunKey) -> tuple[list[Commit], list[Problem]]:
+        """Return the commits of an attempt that can be read, and the others as problems."""
+        folder = f"manifests/{key.folder}"
+        version = (key, self.version([folder]))
+        with self._lock:
+            if version in self._commits:
+                self._commits.move_to_end(version)
+                return self._commits[version]
+        try:
+            commits, damaged = self._catalog.load_commits(Which(*key))
+            found = commits, [Problem(error.commit_path, str(error)) for error in damaged]
+        except _UNREADABLE as error:
+            found = [], [Problem(folder, str(error))]
+        with self._lock:
+            self._commits[version] = found
+            while len(self._commits) > 32:
+                self._commits.popitem(last=False)
+        return found
+
+    def metadata(self, key: RunKey) -> dict[str, Any]:
+        """Return what run.json says; nothing if there is none or it is damaged."""
+        try:
+            return self._catalog.metadata(key)
+        except _UNREADABLE:
+            return {}
+
+    def run_table(
+        self,
+        table: str,
+        key: RunKey,
+        *,
+        columns: Sequence[str] | None = None,
+        ranks: Sequence[int] | None = None,
+        filter: pc.Expression | None = None,
+    ) -> tuple[pa.Table, list[Problem]]:
+        """Return the rows of a run or derived table, the newest analysis of the latter; cached by file version."""
+        schema = TABLES[table]
+        folder = f"{table}/{key.folder}"
+        folders = [folder] if schema.kind == "derived" else [folder, f"manifests/{key.folder}"]
+        name = (table, key, tuple(columns or ()), tuple(ranks or ()), str(filter), self.version(folders))
+        with self._lock:
+            if name in self._cache:
+                self._cache.move_to_end(name)
+                return self._cache[name]
+        problems: list[Problem] = []
+        if schema.kind == "derived":
+            files = {path: version for path, version in self.listing(folder).items() if path.endswith(".parquet")}
+            pieces = [Piece(max(files, key=lambda path: (files[path], path)), key._asdict())] if files else []
+            if ranks is not None and "rank" in schema.names:
+                chosen = pc.field("rank").isin(list(ranks))
+                filter = chosen if filter is None else filter & chosen
+        else:
+            commits, problems = self.commits(key)
+            pieces = [
+                Piece(file.path, key._asdict(), file.rows, commit.fingerprint)
+                for commit in commits
+                for file in commit.files
+                if file.table == table and (ranks is None or commit.rank in ranks)
+            ]
+        rows, unread = self._read(schema, pieces, ("cluster", "run", "attempt"), columns=columns, filter=filter)
+        return self._keep(name, (rows, [*problems, *unread]))
+
+    def _keep(self, name: tuple[Any, ...], found: tuple[pa.Table, list[Problem]]) -> tuple[pa.Table, list[Problem]]:
+        with self._lock:
+            self._cache[name] = found
+            size = sum(rows.nbytes for rows, _ in self._cache.values())
+            while len(self._cache) > 1 and (size > CACHED_BYTES or len(self._cache) > CACHED_TABLES):
+                size -= self._cache.popitem(last=False)[1][0].nbytes
+        return found
+
+    # ---------------------------------------------------------------- reading
+
+    def _read(
+        self,
+        schema: TableSchema,
+        pieces: Sequence[Piece],
+        names: tuple[str, ...],
+        *,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        partitions: bool = False,
+    ) -> tuple[pa.Table, list[Problem]]:
+        """Read pieces as one dataset; if that fails, one by one, to show what can be shown."""
+
+        def read(some: Sequence[Piece]) -> pa.Table:
+            return Selection(self._files, schema, some, names, columns, filter, partitions).read()
+
+        try:
+            return read(pieces), []
+        except _UNREADABLE as error:
+            if len(pieces) == 1:
+                return read([]), [Problem(pieces[0].path, _first_line(error))]
+        good, problems = [], []
+        for piece in pieces:
+            try:
+                good.append(read([piece]))
+            except _UNREADABLE as error:
+                problems.append(Problem(piece.path, _first_line(error)))
+        return pa.concat_tables([read([]), *good]), problems
+
+
+def _partitions(schema: TableSchema) -> tuple[str, ...]:
+    return ("date",) if schema.kind == "fleet" else ("cluster", "run", "attempt")
+
+
+def _columns(schema: TableSchema) -> list[str]:
+    """All columns but lists and long texts, which no page aggregates."""
+    return [column.name for column in schema.columns if not pa.types.is_list(column.type)]
+
+
+def _hive(path: str, names: tuple[str, ...]) -> dict[str, str | int]:
+    values = hive_values(path)
+    attempt = values.get("attempt", "0")
+    return {
+        name: (int(attempt) if attempt.isdigit() else 0) if name == "attempt" else values.get(name, "")
+        for name in names
+    }
+
+
+def _in_window(folder: str, window: tuple[int, int] | None) -> bool:
+    """Whether the day of a folder touches the window; a folder without a day always does."""
+    date = hive_values(f"{folder}/x").get("date")
+    if window is None or not date:
+        return True
+    return _day(window[0]) <= date <= _day(window[1])
+
+
+def _day(time_ns: int) -> str:
+    days = min(max(time_ns // DAY_NS, 0), 2_900_000)
+    return (datetime.date(1970, 1, 1) + datetime.timedelta(days=days)).isoformat()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

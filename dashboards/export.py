@@ -1,0 +1,77 @@
+"""Plain routes beside the pages: CSV of a section, security headers.
+
+    GET <prefix>export/<section>.csv?<the view>       the rows behind a section, as the same link shows them
+
+A cell that a spreadsheet would run as a formula gets an apostrophe before it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import flask
+import pyarrow as pa
+
+from perfkit.errors import PerfkitError
+
+from .data import Source
+from .pages import SECTIONS
+from .view import View
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_CSP = (
+    "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; "
+    "script-src 'self' 'unsafe-inline' 'unsafe-eval'; connect-src 'self'; font-src 'self' data:; object-src 'none'; "
+    "base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
+)
+"""Nothing from elsewhere; Dash's renderer needs inline script and eval."""
+
+
+def add_routes(server: flask.Flask, source: Source, prefix: str) -> None:
+    """Add the routes to the server of the app."""
+
+    @server.route(f"{prefix}export/<name>.csv")
+    def export(name: str) -> flask.Response:
+        section = SECTIONS.get(name)
+        if section is None or section.table is None:
+            flask.abort(404)
+        page = section.name.split(".")[0]
+        view = View.parse(f"/{page}", flask.request.query_string.decode("utf-8", "replace"))
+        try:
+            rows = section.table(source, view)
+        except PerfkitError as error:
+            return flask.Response(f"{error}\n", status=409, mimetype="text/plain")
+        answer = flask.Response(to_csv(rows), mimetype="text/csv")
+        answer.headers["Content-Disposition"] = f'attachment; filename="perfkit-{re.sub(r"[^a-z]+", "-", name)}.csv"'
+        return answer
+
+    @server.after_request
+    def add_headers(answer: flask.Response) -> flask.Response:
+        answer.headers.setdefault("Content-Security-Policy", _CSP)
+        answer.headers.setdefault("X-Content-Type-Options", "nosniff")
+        answer.headers.setdefault("Referrer-Policy", "same-origin")
+        return answer
+
+
+def to_csv(rows: pa.Table) -> Iterator[str]:
+    """Yield the lines of a table."""
+    yield _line(rows.column_names)
+    for batch in rows.to_batches(max_chunksize=10_000):
+        for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            yield _line(values)
+
+
+def _line(values: Iterable[Any]) -> str:
+    out = io.StringIO()
+    csv.writer(out).writerow([_cell(value) for value in values])
+    return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, str) and value.lstrip(" ").startswith(_FORMULA):
+        return "'" + value
+    return value

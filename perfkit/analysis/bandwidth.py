@@ -1,0 +1,76 @@
+"""Bandwidth of collectives as nccl-tests defines it (definition 11).
+
+    message_bytes(op, in_bytes, out_bytes) -> bytes of one message, as nccl-tests counts them
+    bandwidths(op, size, bytes, time_ns)   -> algbw and busbw in GB/s (10^9)
+    size_bins(bytes)                       -> the power of two that a message belongs to
+    imbalance(...)                         -> heaviest member of an all-to-all over the mean
+
+algbw = bytes / time, busbw = algbw × factor. The time runs from the last arrival to the last end, so that waiting
+for a late rank does not look like a slow link. In-switch reduction (NVLS, SHARP) moves fewer bytes than the factor
+assumes: busbw can then exceed the rate of the wire, and is not clipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from perfkit.analysis.intervals import Ints
+
+Floats = npt.NDArray[np.float64]
+SHARED = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+"""Operations in which a rank keeps its own n-th of the message."""
+
+
+def bus_factor(op: str, size: int) -> float | None:
+    """Return busbw / algbw of an operation over `size` ranks; None if nccl-tests has none for it."""
+    if size < 1:
+        return None
+    if op == "all_reduce":
+        return 2 * (size - 1) / size
+    if op in SHARED:
+        return (size - 1) / size
+    return 1.0 if op in ("broadcast", "reduce", "send", "recv", "send_recv") else None
+
+
+def message_bytes(in_bytes: Ints, out_bytes: Ints) -> Ints:
+    """Return the size of each message, -1 if unknown.
+
+    nccl-tests counts the larger buffer of a rank: what an all-gather puts together, what a reduce-scatter takes in.
+    """
+    return np.maximum(in_bytes, out_bytes)
+
+
+def bandwidths(op: Ints, names: Sequence[str], size: Ints, num_bytes: Ints, time_ns: Ints) -> tuple[Floats, Floats]:
+    """Return algbw and busbw; NaN where size, bytes or time are not known. `op` indexes `names`, -1 for none."""
+    known = (num_bytes > 0) & (time_ns > 0)
+    algorithm = np.where(known, num_bytes / np.maximum(time_ns, 1), np.nan)
+    pairs, index = np.unique(np.stack([op, size]), axis=1, return_inverse=True)
+    factors = [bus_factor(names[o], n) if o >= 0 else None for o, n in pairs.T.tolist()]
+    factor = np.array([np.nan if f is None else f for f in factors], np.float64)[index.ravel()]
+    return algorithm, algorithm * factor
+
+
+def size_bins(num_bytes: Ints) -> Ints:
+    """Return the smallest power of two that holds each message; -1 if its size is unknown."""
+    exponent = np.ceil(np.log2(np.maximum(num_bytes, 1))).astype(np.int64)
+    result: Ints = np.where(num_bytes < 0, -1, np.int64(1) << exponent)
+    return result
+
+
+def imbalance(edges: Ints, in_bytes: Ints, out_bytes: Ints) -> Floats:
+    """Return per instance the heaviest member's bytes over the mean, sent or received; NaN if a size is missing.
+
+    Rows are the members of instances, `edges` where each begins.
+    """
+    if not len(edges):
+        return np.empty(0, np.float64)
+    count = np.diff(np.append(edges, len(in_bytes)))
+    worst = np.full(len(edges), np.nan)
+    for column in (in_bytes, out_bytes):
+        total, most = np.add.reduceat(np.maximum(column, 0), edges), np.maximum.reduceat(column, edges)
+        known = (np.minimum.reduceat(column, edges) >= 0) & (total > 0)
+        worst = np.fmax(worst, np.where(known, most * count / np.maximum(total, 1), np.nan))
+    return worst

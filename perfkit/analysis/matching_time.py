@@ -1,0 +1,66 @@
+"""Match two ranks' calls by when they ended, where counting cannot.
+
+    match_in_time(sign, end, other_sign, other_end, offset) -> position in `other` for each call, -1 for none
+
+The members of a collective end together, so the differences of their ends are one number, the offset of the two
+clocks. Where that is not known it is the value that most pairs of like calls agree on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfkit.analysis.intervals import Ints
+
+CLUSTER_NS = 200_000
+"""Ends of one collective on two ranks differ by less than this, clocks apart."""
+MAX_PAIRS_EACH = 64
+"""Neighbours on each side that a call is compared with to find the offset of the clocks."""
+
+
+def match_in_time(sign: Ints, end: Ints, other_sign: Ints, other_end: Ints, offset: int | None) -> Ints:
+    """Match calls to those of another rank that have the same sign and end at the same time; each at most once."""
+    result = np.full(len(sign), -1, np.int64)
+    if not len(sign) or not len(other_sign):
+        return result
+    if offset is None:
+        offset = find_offset(sign, end, other_sign, other_end)
+        if offset is None:
+            return result
+    for kind in np.intersect1d(sign, other_sign).tolist():
+        mine, theirs = np.flatnonzero(sign == kind), np.flatnonzero(other_sign == kind)
+        mine = mine[np.argsort(end[mine], kind="stable")]
+        theirs = theirs[np.argsort(other_end[theirs], kind="stable")]
+        here, there = end[mine] - offset, other_end[theirs]
+        best, back = _nearest(here, there), _nearest(there, here)
+        gap = np.median(np.diff(there)) / 2 if len(there) > 1 else 50_000_000
+        limit = max(CLUSTER_NS, min(int(gap), 50_000_000))
+        good = (back[best] == np.arange(len(mine))) & (np.abs(here - there[best]) <= limit)
+        result[mine[good]] = theirs[best[good]]
+    return result
+
+
+def find_offset(sign: Ints, end: Ints, other_sign: Ints, other_end: Ints) -> int | None:
+    """Return end - other_end on which most pairs of like calls agree; None if no two calls are alike."""
+    near = np.arange(-MAX_PAIRS_EACH, MAX_PAIRS_EACH + 1)
+    here = np.arange(len(sign))[:, None]
+    there = here + near[None, :]
+    inside = (there >= 0) & (there < len(other_sign))
+    there = np.clip(there, 0, len(other_sign) - 1)
+    alike = inside & (sign[:, None] == other_sign[there])
+    differences = np.sort((end[:, None] - other_end[there])[alike])
+    if not len(differences):
+        return None
+    inside_from = np.searchsorted(differences, differences - CLUSTER_NS, side="left")
+    votes = np.arange(len(differences)) - inside_from + 1
+    most = np.flatnonzero(votes == votes.max())
+    best = most[np.argmin(np.abs(differences[most]))]  # clocks that agree best, of those that fit as well
+    return int(np.median(differences[inside_from[best] : best + 1]))
+
+
+def _nearest(values: Ints, among: Ints) -> Ints:
+    """Return the position of the nearest of sorted `among` for each value."""
+    right = np.clip(np.searchsorted(among, values), 0, len(among) - 1)
+    left = np.maximum(right - 1, 0)
+    result: Ints = np.where(np.abs(among[left] - values) <= np.abs(among[right] - values), left, right)
+    return result

@@ -1,0 +1,193 @@
+"""Roll-ups of captured runs: from steps, lifecycle and counters in a store to its fleet tables.
+
+    run_tables(store, cluster, run)   -> run_rollup, interruptions, job_nodes, gpu_rollup of one run
+    write_rollups(store, …)           -> writes them, by date, in place of what was there of the run
+
+Called when a run was ingested or compacted, and by `perfkit store rollup`. Only the lead rank's steps are read
+(training is synchronous); job_nodes and gpu_rollup need the other ranks' attribution and counters and are as complete
+as these. Simulated runs have their roll-ups already and are left alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from perfkit.errors import StoreError
+from perfkit.goodput.account import account
+from perfkit.goodput.gpu_days import gpu_days
+from perfkit.goodput.rollup import DAY_NS, find_interruptions, rollup_run
+from perfkit.goodput.summary import date_of
+from perfkit.goodput.timeline import Timeline
+from perfkit.schema import JOB_NODES, LIFECYCLE, table_from_rows
+from perfkit.store import RunSummary, Store
+
+TIMES = {"run_rollup": "start_ns", "interruptions": "time_ns", "job_nodes": "start_ns", "gpu_rollup": "start_ns"}
+
+
+def captured_runs(
+    store: Store, cluster: str | None = None, run: str | None = None
+) -> dict[tuple[str, str], list[RunSummary]]:
+    """Return the attempts of every run that left steps or lifecycle records."""
+    found: dict[tuple[str, str], list[RunSummary]] = {}
+    for one in store.runs(cluster=cluster, run=run):
+        if one.rows.get("steps") or one.rows.get("lifecycle"):
+            found.setdefault((one.cluster, one.run), []).append(one)
+    return found
+
+
+def run_timeline(store: Store, attempts: list[RunSummary], *, as_of_ns: int | None = None) -> Timeline:
+    """Read the records of one run."""
+    lifecycle, steps = (_read_lead(store, name, attempts) for name in ("lifecycle", "steps"))
+    if lifecycle is None:
+        lifecycle = LIFECYCLE.empty().append_column("attempt", pa.array([], pa.int32()))
+    world = max((a.world_size or len(a.ranks) for a in attempts), default=None)
+    per_replica = next(
+        (a.metadata["devices_per_replica"] for a in attempts if a.metadata.get("devices_per_replica")), None
+    )
+    replicas = world // int(per_replica) if world and per_replica else 1
+    return Timeline.from_tables(lifecycle, steps, gpus=world, replicas=replicas, as_of_ns=as_of_ns)
+
+
+def _read_lead(store: Store, table: str, attempts: list[RunSummary]) -> pa.Table | None:
+    """Rows of the lowest rank of each attempt that has any."""
+    parts = []
+    for one in attempts:
+        if not one.rows.get(table):
+            continue
+        for rank in one.ranks:
+            rows = store.read(table, cluster=one.cluster, run=one.run, attempt=one.attempt, ranks=[rank])
+            if len(rows):
+                parts.append(rows.append_column("attempt", pa.array(np.full(len(rows), one.attempt, np.int32))))
+                break
+    return pa.concat_tables(parts).unify_dictionaries() if parts else None
+
+
+def run_facts(attempts: list[RunSummary]) -> dict[str, Any]:
+    """Return what the manifests say of a run."""
+    known: dict[str, Any] = {}
+    for one in attempts:
+        known |= {name: value for name, value in one.metadata.items() if value is not None}
+    last = attempts[-1]
+    peak = known.get("peak_flops")
+    model = known.get("model")
+    return {
+        "cluster": last.cluster, "run": last.run, "name": known.get("name") or last.run, "user": known.get("user"),
+        "model": model if isinstance(model, str) or model is None else json.dumps(model), "device": known.get("device"),
+        "world_size": last.world_size, "num_nodes": len(last.hosts) or None,
+        "peak_flops": float(peak) if peak else None, "synthetic": last.synthetic or None,
+    }  # fmt: skip
+
+
+def run_tables(store: Store, attempts: list[RunSummary], *, as_of_ns: int | None = None) -> dict[str, pa.Table]:
+    """Return the fleet tables of one run."""
+    line = run_timeline(store, attempts, as_of_ns=as_of_ns)
+    pieces, facts = account(line), run_facts(attempts)
+    counters = _read_counters(store, attempts)
+    if counters is not None and len(counters):
+        facts["memory_peak_bytes"] = _memory_peak(counters)
+    tables = {
+        "run_rollup": rollup_run(line, pieces, facts),
+        "interruptions": find_interruptions(line, pieces, facts),
+        "job_nodes": job_nodes(store, attempts, line),
+    }
+    if counters is not None:
+        tables["gpu_rollup"] = gpu_days(counters, cluster=attempts[0].cluster, synthetic=facts["synthetic"])
+    return {name: table for name, table in tables.items() if len(table)}
+
+
+def _read_counters(store: Store, attempts: list[RunSummary]) -> pa.Table | None:
+    parts = [
+        store.read("counters", cluster=a.cluster, run=a.run, attempt=a.attempt, filter=pc.field("device").is_valid())
+        for a in attempts
+        if a.rows.get("counters")
+    ]
+    return pa.concat_tables(parts).unify_dictionaries() if parts else None
+
+
+def _memory_peak(counters: pa.Table) -> int | None:
+    mine = counters.filter(pc.equal(counters["name"], "gpu_memory_used_bytes"))
+    value = pc.max(mine["value"]).as_py() if len(mine) else None
+    return None if value is None else int(value)
+
+
+def job_nodes(store: Store, attempts: list[RunSummary], line: Timeline) -> pa.Table:
+    """Return one row per attempt and node; the pace is known where the run was analysed."""
+    rows = []
+    where = line.allocations
+    for one in attempts:
+        commits = store.committed(one.cluster, one.run, one.attempt)
+        ranks: dict[str, list[int]] = {}
+        for commit in commits:
+            if commit.host and commit.rank not in ranks.setdefault(commit.host, []):
+                ranks[commit.host].append(commit.rank)
+        own = _own_work(store, one)
+        at = np.flatnonzero(where.attempt == one.attempt)
+        start = int(where.start[at[0]]) if len(at) else one.start_ns
+        if start is None:
+            continue
+        pace = {host: max((own[r] for r in mine if r in own), default=None) for host, mine in ranks.items()}
+        for host, mine in ranks.items():
+            others = [value for name, value in pace.items() if name != host and value]
+            mine_ns = pace[host]
+            rows.append(
+                {
+                    "cluster": one.cluster,
+                    "run": one.run,
+                    "attempt": one.attempt,
+                    "node": host,
+                    "start_ns": start,
+                    "end_ns": int(where.end[at[0]]) if len(at) else one.end_ns,
+                    "num_nodes": len(ranks),
+                    "ranks": len(mine),
+                    "gpus": len(mine),
+                    "own_ns": mine_ns,
+                    "slowdown": mine_ns / float(np.median(others)) if mine_ns and others else None,
+                    "slowdown_basis": "own_work" if mine_ns else None,
+                    "synthetic": one.synthetic or None,
+                }
+            )
+    return table_from_rows(JOB_NODES, rows)
+
+
+def _own_work(store: Store, one: RunSummary) -> dict[int, int]:
+    """Median own work per step of each rank (definition 16), from the newest analysis; nothing if there is none."""
+    try:
+        table = store.read("attribution", cluster=one.cluster, run=one.run, attempt=one.attempt)
+    except StoreError:
+        return {}
+    if not len(table):
+        return {}
+    rank = np.asarray(table["rank"].to_numpy(), np.int64)
+    window, comm = (np.asarray(table[f"{n}_ns"].to_numpy(), np.int64) for n in ("window", "exposed_comm"))
+    on_device = np.asarray(pc.is_valid(table["device"]))
+    own = np.where(on_device, np.asarray(table["compute_ns"].to_numpy(), np.int64), window - comm)
+    return {int(r): int(np.median(own[rank == r])) for r in np.unique(rank)}
+
+
+def write_rollups(
+    store: Store,
+    *,
+    cluster: str | None = None,
+    run: str | None = None,
+    as_of_ns: int | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+) -> dict[str, int]:
+    """Write the fleet tables of captured runs; return rows by table."""
+    written: dict[str, int] = {}
+    for (one_cluster, one_run), attempts in captured_runs(store, cluster, run).items():
+        if all(one.sources == ("simulator",) for one in attempts):
+            continue
+        progress(f"{one_cluster}/{one_run}")
+        for name, table in run_tables(store, attempts, as_of_ns=as_of_ns).items():
+            day = np.asarray(table[TIMES[name]].to_numpy(), np.int64) // DAY_NS
+            for number in np.unique(day).tolist():
+                part = table.filter(pa.array(day == number))
+                store.write_fleet(name, part, date=date_of(number), part=f"run-{one_cluster}-{one_run}")
+            written[name] = written.get(name, 0) + len(table)
+    return written

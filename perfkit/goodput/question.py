@@ -1,0 +1,317 @@
+"""`perfkit goodput`: what was asked, and the one document that answers it.
+
+    ask(["sacct.txt"], by="user", price=2.5)           dumps of schedulers and exporters
+    ask(["runs/"])                                     a store: all of its runs
+    ask(["llama-8b"], store="runs/")                   some runs of a store
+
+A store answers from its roll-ups; a run without one is rolled up on the fly from its records, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from perfkit.errors import PerfkitError, UsageError
+from perfkit.goodput.capture_rollup import captured_runs, run_tables
+from perfkit.goodput.importers import Assume, Dumps, import_dumps
+from perfkit.goodput.ladder import ladder_b, top_terms
+from perfkit.goodput.planning import Risk, plan
+from perfkit.goodput.summary import GROUPS, HOUR, encode, summarize_jobs, summarize_rollup
+from perfkit.goodput.uptime import STATES, cluster_hours, uptime
+from perfkit.schema import GOODPUT_BUCKETS, INTERRUPTIONS, JOB_NODES, RUN_ROLLUP
+from perfkit.store import Store
+
+SCHEMA_VERSION = 1
+RUNS_SHOWN = 50
+
+
+def ask(
+    paths: Sequence[str],
+    *,
+    store: str | None = None,
+    by: str | None = None,
+    price: float | None = None,
+    assume: Assume | None = None,
+    import_to: str | None = None,
+) -> dict[str, Any]:
+    """Answer with one document; see docs/goodput.md for its keys."""
+    if by is not None and by not in GROUPS:
+        raise UsageError(f"--by {by!r} is none of {', '.join(GROUPS)}")
+    if store is not None:
+        return _of_store(Store(store), list(paths), by, price, assume)
+    stores = [path for path in paths if is_store(path)]
+    if stores:
+        if len(paths) > 1:
+            raise UsageError(
+                "name one store, and its runs with --store", next_step=f"perfkit goodput RUN --store {stores[0]}"
+            )
+        return _of_store(Store(stores[0]), [], by, price, assume)
+    missing = [path for path in paths if not Path(path).exists()]
+    if missing:
+        raise UsageError(f"{missing[0]}: no such file", next_step="for a run in a store add --store DIR")
+    return _of_dumps(import_dumps(paths, assume), by, price, assume or Assume(), import_to)
+
+
+def is_store(path: str) -> bool:
+    """Whether there is a store at a path or URI."""
+    return "://" in path or (Path(path) / "perfkit-store.json").exists()
+
+
+# ------------------------------------------------------------------ a store
+
+
+def _of_store(
+    store: Store, names: list[str], by: str | None, price: float | None, assume: Assume | None
+) -> dict[str, Any]:
+    as_of = assume.as_of_ns if assume else None
+    rollup, stops, nodes = _read_fleet(store, names, as_of)
+    if not len(rollup):
+        jobs = store.read("jobs")
+        if len(jobs) and not names:
+            document = summarize_jobs(jobs, by=_column(by), price=price, as_of_ns=as_of)
+            return {"schema_version": SCHEMA_VERSION, "synthetic": _any(jobs), "price_per_gpu_hour": price, **document}
+        raise PerfkitError(
+            f"{store.uri} has no records of training",
+            next_step="capture a run, or import a scheduler's dump with --import-to",
+        )
+    document = summarize_rollup(rollup, stops, by=by, price=price, job_nodes=nodes)
+    clusters = store.read("cluster_rollup") if not names else None
+    runs = _runs(rollup)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "synthetic": _any(rollup),
+        "price_per_gpu_hour": price,
+        "scope": _scope(rollup, runs),
+        **document,
+        "uptime": _uptime(clusters),
+        "runs": runs[:RUNS_SHOWN],
+        "runs_left_off": max(0, len(runs) - RUNS_SHOWN),
+        "waterfall": _ladder(store, document["totals"], names),
+        "plan": _plan(document["totals"], stops, rollup) if len(runs) == 1 else None,
+    }
+
+
+def _read_fleet(store: Store, names: list[str], as_of: int | None) -> tuple[pa.Table, pa.Table, pa.Table]:
+    """Roll-ups of the runs, from the store where it has them and from their records where not."""
+    tables = {name: store.read(name) for name in ("run_rollup", "interruptions", "job_nodes")}
+    have = set(zip(tables["run_rollup"]["cluster"].to_pylist(), tables["run_rollup"]["run"].to_pylist(), strict=True))
+    captured = captured_runs(store)
+    wanted = None if not names else {key for key in have | set(captured) if key[1] in names or "/".join(key) in names}
+    if names:
+        known = {name for key in wanted or () for name in (key[1], "/".join(key))}
+        if lost := [name for name in names if name not in known]:
+            there = sorted({run for _, run in have | set(captured)})
+            shown = ", ".join(there[:8]) + (f", … ({len(there)} in all)" if len(there) > 8 else "")
+            raise UsageError(f"{store.uri} has no run {lost[0]!r}; it has {shown or 'none'}")
+        for name, table in tables.items():
+            tables[name] = _only(table, names)
+    parts: dict[str, list[pa.Table]] = {name: [table] for name, table in tables.items()}
+    for key, attempts in captured.items():
+        if key not in have and (wanted is None or key in wanted):
+            for name, table in run_tables(store, attempts, as_of_ns=as_of or time.time_ns()).items():
+                if name in parts:
+                    parts[name].append(table)
+    schemas = {"run_rollup": RUN_ROLLUP, "interruptions": INTERRUPTIONS, "job_nodes": JOB_NODES}
+    joined = {
+        name: pa.concat_tables([t.select(schemas[name].names) for t in some]).unify_dictionaries()
+        for name, some in parts.items()
+    }
+    return joined["run_rollup"], joined["interruptions"], joined["job_nodes"]
+
+
+def _only(table: pa.Table, names: list[str]) -> pa.Table:
+    run = table["run"].cast(pa.utf8())
+    full = pc.binary_join_element_wise(table["cluster"].cast(pa.utf8()), run, "/")
+    chosen = pa.array(names)
+    return table.filter(pc.or_(pc.is_in(run, chosen), pc.is_in(full, chosen)))
+
+
+def _scope(rollup: pa.Table, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    states: dict[str, int] = {}
+    for run in runs:
+        states[run["state"]] = states.get(run["state"], 0) + 1
+    return {
+        "runs": len(runs),
+        "clusters": sorted(c for c in pc.unique(rollup["cluster"]).to_pylist() if c),
+        "states": states,
+        "start_ns": pc.min(rollup["start_ns"]).as_py(),
+        "end_ns": pc.max(rollup["end_ns"]).as_py(),
+    }
+
+
+def _runs(rollup: pa.Table) -> list[dict[str, Any]]:
+    """One row per run, the largest first."""
+    from perfkit.goodput.summary import _measure  # the numbers of a run are those of any group
+
+    joined = pc.binary_join_element_wise(rollup["cluster"].cast(pa.utf8()), rollup["run"].cast(pa.utf8()), "\x1f")
+    codes, keys = encode(joined)
+    rows = _measure(rollup, codes, len(keys), None)
+    last: dict[int, int] = {}
+    for i, code in enumerate(codes.tolist()):
+        last[code] = i
+    facts = rollup.select(["name", "user", "model", "state", "gpus", "attempt"])
+    result = []
+    for code, row in enumerate(rows):
+        cluster, run = keys[code].split("\x1f")
+        known = facts.slice(last[code], 1).to_pylist()[0]
+        result.append(
+            {
+                "cluster": cluster, "run": run, "name": known["name"], "user": known["user"], "model": known["model"],
+                "state": known["state"], "gpus": known["gpus"], "attempts": (known["attempt"] or 0) + 1,
+                **{k: row[k] for k in ("allocated_gpu_hours", "goodput", "ettr", "mfu", "effective_mfu", "restarts")},
+            }
+        )  # fmt: skip
+    return sorted(result, key=lambda r: (-r["allocated_gpu_hours"], r["run"]))
+
+
+def _uptime(clusters: pa.Table | None) -> list[dict[str, Any]] | None:
+    if clusters is None or not len(clusters):
+        return None
+    result = []
+    for name in sorted(pc.unique(clusters["cluster"]).to_pylist()):
+        mine = clusters.filter(pc.equal(clusters["cluster"], name))
+        from perfkit.goodput.rollup import exact_sum
+
+        hours = {f"{s}_gpu_hours": exact_sum(mine[f"{s}_ns"]) / HOUR for s in (*STATES, "installed")}
+        idle = mine["idle_ns"]
+        hours["idle_gpu_hours"] = None if idle.null_count == len(idle) else exact_sum(idle) / HOUR  # type: ignore[assignment]
+        result.append({"cluster": name, "uptime": uptime(mine), **hours})
+    return result
+
+
+def _ladder(store: Store, totals: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
+    ladder_a: list[dict[str, Any]] = []
+    if len(names) == 1:
+        try:
+            ladder_a = top_terms(store.read("waterfall", run=names[0].rpartition("/")[2]))
+        except PerfkitError:
+            ladder_a = []
+    buckets = {name: totals["buckets"][name]["ns"] for name in GOODPUT_BUCKETS}
+    rows = ladder_b(buckets, totals["effective_mfu"], ladder_a)
+    return [
+        {
+            "term": r["term"],
+            "points": r["points"],
+            "ns": r["gpu_ns"],
+            "gpu_hours": r["gpu_ns"] / HOUR,
+            "parent": r["parent"],
+            "measured": r["measured"],
+        }
+        for r in rows
+    ]
+
+
+def _plan(totals: dict[str, Any], stops: pa.Table, rollup: pa.Table) -> dict[str, Any] | None:
+    """Return what the run's own failures say about its checkpoint interval; null without failures and saves."""
+    saves = totals["buckets"]["checkpoint"]["ns"]
+    if not totals["failures"] or totals["mttr_hours"] is None or not saves or totals["mttf_hours"] is None:
+        return None
+    lost = [row for row in stops["lost_ns"].to_pylist() if row]
+    gpus = max((g for g in rollup["gpus"].to_pylist() if g), default=1)
+    if not lost:
+        return None
+    interval_s = 2 * sum(lost) / len(lost) / gpus / 1e9  # on average half an interval is lost
+    work_s = (totals["allocated_ns"] - saves) / gpus / 1e9
+    save_s = saves / gpus / 1e9 / max(work_s / interval_s, 1)
+    risk = Risk(mttf_s=totals["mttf_hours"] * 3600, save_s=save_s, restart_s=totals["mttr_hours"] * 3600)
+    return plan(risk, current_interval_s=interval_s)
+
+
+def _any(table: pa.Table) -> bool:
+    return bool(pc.any(table["synthetic"]).as_py())
+
+
+def _column(by: str | None) -> str | None:
+    return by
+
+
+# ------------------------------------------------------------------ dumps
+
+
+def _of_dumps(
+    dumps: Dumps, by: str | None, price: float | None, assume: Assume, import_to: str | None
+) -> dict[str, Any]:
+    quality = {
+        "files": [
+            {"path": one.path, "kind": one.kind, "rows": {name: len(t) for name, t in one.tables.items()},
+             "left_out": dict(one.counts), "bad_records": [{"line": n, "why": why} for n, why in one.bad],
+             "assumed": one.assumed}
+            for one in dumps.imported
+        ],
+        "rejected": dumps.rejected,
+        "duplicates": dumps.duplicates,
+    }  # fmt: skip
+    if not dumps.imported:
+        reasons = "; ".join(f"{r['path']}: {r['reason']}" for r in dumps.rejected[:3])
+        raise PerfkitError(f"nothing to import: {reasons or 'no files'}")
+    document: dict[str, Any] = {"source": "jobs", "totals": None}
+    jobs = dumps.tables.get("jobs")
+    if jobs is not None:
+        document = summarize_jobs(jobs, by=by, price=price, as_of_ns=assume.as_of_ns)
+    nodes = dumps.tables.get("nodes")
+    inventory = None if nodes is None or not len(nodes) else _inventory(nodes)
+    if import_to is not None:
+        quality["written"] = write_dumps(dumps, Store(import_to))
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "synthetic": False,
+        "price_per_gpu_hour": price,
+        "quality": quality,
+        **document,
+        "inventory": inventory,
+        "counters": len(dumps.tables["counters"]) if "counters" in dumps.tables else 0,
+    }
+
+
+def _inventory(nodes: pa.Table) -> dict[str, Any]:
+    states: dict[str, dict[str, int]] = {s: {"nodes": 0, "gpus": 0} for s in STATES}
+    for row in nodes.select(["state", "gpus"]).to_pylist():
+        states[row["state"] or "unknown"]["nodes"] += 1
+        states[row["state"] or "unknown"]["gpus"] += row["gpus"] or 0
+    total = sum(s["gpus"] for s in states.values())
+    known = total - states["unknown"]["gpus"]
+    return {
+        "nodes": len(nodes),
+        "gpus": total,
+        "states": states,
+        "up_share": states["up"]["gpus"] / known if known else None,
+    }
+
+
+def write_dumps(dumps: Dumps, store: Store) -> dict[str, int]:
+    """Write imported jobs, nodes and GPU days into a store, by date; importing again replaces them."""
+    import hashlib
+
+    import numpy as np
+
+    from perfkit.goodput.gpu_days import gpu_days
+    from perfkit.goodput.rollup import DAY_NS
+    from perfkit.goodput.summary import date_of
+
+    name = hashlib.sha256("\n".join(sorted(one.path for one in dumps.imported)).encode()).hexdigest()[:12]
+    tables = {n: t for n, t in dumps.tables.items() if n in ("jobs", "nodes") and len(t)}
+    if "counters" in dumps.tables:
+        days = gpu_days(dumps.tables["counters"], cluster="imported")
+        tables |= {"gpu_rollup": days} if len(days) else {}
+    if "nodes" in tables:
+        tables["cluster_rollup"] = cluster_hours(tables["nodes"], end_ns=None)
+    written = {}
+    for table, rows in tables.items():
+        if not len(rows):
+            continue
+        times = pc.coalesce(rows["start_ns"], rows["submit_ns"]) if table == "jobs" else rows["start_ns"]
+        rows = rows.filter(pc.is_valid(times))
+        day = np.asarray(times.drop_null().to_numpy(), np.int64) // DAY_NS
+        order = np.argsort(day, kind="stable")
+        rows, day = rows.take(pa.array(order)), day[order]
+        edges = np.flatnonzero(np.r_[True, day[1:] != day[:-1], True])
+        for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            store.write_fleet(table, rows.slice(low, high - low), date=date_of(int(day[low])), part=f"import-{name}")
+        written[table] = len(rows)
+    return written
