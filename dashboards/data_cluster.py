@@ -12,10 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 from perfkit.goodput.lemons import find_lemons
-from perfkit.schema import GOODPUT_BUCKETS
 
 from .data import Rows, Source, ratio, remembered
-from .data_fleet import HOUR_NS, SUMS, bounds, with_ratios
+from .data_fleet import HOUR_NS, LOSS_SUMS, SUMS, SUMS_OF_RUNS, bounds, with_ratios
 from .view import DAY_NS, View
 
 GPU_DAYS = 30
@@ -33,10 +32,10 @@ def over_time(source: Source, view: View) -> tuple[Rows, int]:
     also = bounds(source, "run_rollup", window, "cluster = ?", [view.cluster])
     first, last = min(first, also[0]), max(last, also[1])
     width = next((b for b in BINS if (last - first) / b <= 100), BINS[-1])
-    buckets = ", ".join(f"sum({b}_ns) AS {b}_ns" for b in GOODPUT_BUCKETS if b != "productive")
     runs = source.ask(
-        f"SELECT start_ns // ? * ? AS start_ns, {SUMS}, {buckets} FROM run_rollup "
-        "WHERE start_ns >= ? AND start_ns < ? AND cluster = ? GROUP BY 1 ORDER BY 1",
+        f"WITH per_run AS (SELECT start_ns // ? * ? AS bin_ns, run, {SUMS}, {LOSS_SUMS} FROM run_rollup "
+        "WHERE start_ns >= ? AND start_ns < ? AND cluster = ? GROUP BY 1, 2) "
+        f"SELECT bin_ns AS start_ns, {SUMS_OF_RUNS}, {LOSS_SUMS} FROM per_run GROUP BY 1 ORDER BY 1",
         [width, width, *window, view.cluster],
     )
     states = source.ask(
@@ -63,7 +62,7 @@ def gpus(source: Source, view: View) -> Rows:
     start = max(start, end - GPU_DAYS * DAY_NS)
     source.load("gpu_rollup", (start, end))
     return source.ask(
-        "SELECT node, device, any_value(name) AS name, "
+        "SELECT node, device, "
         "sum(mfu_ratio * allocated_ns) / nullif(sum(allocated_ns) FILTER (mfu_ratio IS NOT NULL), 0) AS mfu, "
         "sum(throttle_thermal_ns) / nullif(sum(allocated_ns), 0) AS throttle, max(temp_max_celsius) AS temperature, "
         "arg_max(state, start_ns) AS health, sum(xid_count)::BIGINT AS xids, sum(ecc_uncorrected)::BIGINT AS ecc, "

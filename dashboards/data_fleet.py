@@ -16,20 +16,23 @@ from .data import EPOCH_FROM_NS, Rows, Source, ratio, remembered
 from .view import DAY_NS, View
 
 HOUR_NS = 3600 * 10**9
-KNOWN_PEAK = "peak_flops IS NOT NULL AND model_flops IS NOT NULL AND step_ns > 0"
-SUMS = f"""
-    sum(allocated_ns) FILTER (productive_ns IS NOT NULL) AS allocated_ns,
-    sum(productive_ns) AS productive_ns,
-    sum(tokens) AS tokens,
-    sum(step_ns) FILTER (tokens IS NOT NULL) AS token_ns,
-    sum(model_flops) FILTER ({KNOWN_PEAK}) AS model_flops,
-    sum(peak_flops * step_ns * 1e-9) FILTER ({KNOWN_PEAK}) AS step_peak_flops,
-    sum(coalesce(retained_flops, CASE WHEN steps = 0 THEN 0 END)) FILTER (peak_flops IS NOT NULL) AS retained_flops,
-    sum(peak_flops * allocated_ns * 1e-9) FILTER
-        (peak_flops IS NOT NULL AND (retained_flops IS NOT NULL OR steps = 0)) AS allocated_peak_flops
+SUMS = """
+    sum(allocated_ns) AS allocated_ns, sum(productive_ns) AS productive_ns, sum(unknown_ns) AS unknown_ns,
+    sum(tokens) AS tokens, sum(step_ns) FILTER (tokens IS NOT NULL) AS token_ns,
+    sum(model_flops) AS model_flops, sum(peak_flops * step_ns * 1e-9) AS step_peak_flops,
+    sum(retained_flops) AS retained_flops, sum(peak_flops * allocated_ns * 1e-9) AS allocated_peak_flops
 """
-"""What the ratios of runs are made of."""
-LOSS_SUMS = ", ".join(f"sum({name}_ns) AS {name}_ns" for name in GOODPUT_LOSSES)
+"""What the ratios of one run are made of. A run that never tells its FLOPs, or whose device has no peak, has none."""
+TOLD = "FILTER (model_flops IS NOT NULL AND allocated_peak_flops IS NOT NULL)"
+SUMS_OF_RUNS = f"""
+    sum(allocated_ns) AS allocated_ns, sum(productive_ns) AS productive_ns, sum(unknown_ns) AS unknown_ns,
+    sum(tokens) AS tokens, sum(token_ns) AS token_ns,
+    sum(model_flops) {TOLD} AS model_flops, sum(step_peak_flops) {TOLD} AS step_peak_flops,
+    sum(coalesce(retained_flops, 0)) {TOLD} AS retained_flops, sum(allocated_peak_flops) {TOLD} AS allocated_peak_flops
+"""
+"""The same of many runs, over their SUMS: runs without FLOPs or peak count on neither side, as in `perfkit goodput`."""
+LOSSES = tuple(name for name in GOODPUT_LOSSES if name != "unknown")
+LOSS_SUMS = ", ".join(f"sum({name}_ns) AS {name}_ns" for name in LOSSES)
 RUN_ORDER = {
     "run": "run", "cluster": "cluster", "user": "user", "model": "model", "state": "state", "gpus": "gpus",
     "start_ns": "start_ns", "hours": "hours", "mfu": "mfu", "effective_mfu": "effective_mfu", "goodput": "goodput",
@@ -44,9 +47,16 @@ def with_ratios(row: dict[str, Any]) -> dict[str, Any]:
         **row,
         "mfu": valid_mfu(ratio(row["model_flops"], row["step_peak_flops"])),
         "effective_mfu": valid_mfu(ratio(row["retained_flops"], row["allocated_peak_flops"])),
-        "goodput": ratio(row["productive_ns"], row["allocated_ns"]),
+        "goodput": goodput(row),
         "tokens_per_gpu_s": ratio(row["tokens"], (row["token_ns"] or 0) / 1e9),
     }
+
+
+def goodput(row: dict[str, Any]) -> float | None:
+    """Return productive / allocated; unknown where all of the time is unexplained."""
+    if (row["unknown_ns"] or 0) >= (row["allocated_ns"] or 0):
+        return None
+    return ratio(row["productive_ns"], row["allocated_ns"])
 
 
 def valid_mfu(value: float | None) -> float | None:
@@ -84,9 +94,10 @@ def clusters(source: Source, view: View) -> Rows:
 def _totals(source: Source, view: View, window: tuple[int, int]) -> dict[str, dict[str, Any]]:
     where, parameters = chosen(view)
     runs = source.ask(
-        f"SELECT cluster, {SUMS}, {LOSS_SUMS}, count(DISTINCT run) AS runs, "
-        "sum(interruptions)::BIGINT AS interruptions "
-        f"FROM run_rollup WHERE start_ns >= ? AND start_ns < ? AND {where} GROUP BY cluster",
+        f"WITH per_run AS (SELECT cluster, run, {SUMS}, {LOSS_SUMS}, sum(interruptions)::BIGINT AS interruptions "
+        f"FROM run_rollup WHERE start_ns >= ? AND start_ns < ? AND {where} GROUP BY cluster, run) "
+        f"SELECT cluster, {SUMS_OF_RUNS}, {LOSS_SUMS}, count(*) AS runs, sum(interruptions)::BIGINT AS interruptions "
+        "FROM per_run GROUP BY cluster",
         [*window, *parameters],
     )
     states = source.ask(
@@ -192,7 +203,7 @@ def _runs_sql(view: View, window: tuple[int, int]) -> tuple[str, list[Any]]:
             (end_ns - start_ns) / 3.6e12 AS hours,
             model_flops / nullif(step_peak_flops, 0) AS mfu,
             retained_flops / nullif(allocated_peak_flops, 0) AS effective_mfu,
-            productive_ns / nullif(allocated_ns, 0) AS goodput,
+            CASE WHEN coalesce(unknown_ns, 0) < allocated_ns THEN productive_ns / allocated_ns END AS goodput,
             tokens / nullif(token_ns / 1e9, 0) AS tokens_per_gpu_s,
             (allocated_ns - productive_ns) / 3.6e12 AS lost_hours
         FROM sums"""

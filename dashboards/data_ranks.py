@@ -124,6 +124,16 @@ def _recorded(source: Source, key: RunKey, quantity: str, view: View) -> Cube | 
     return Cube(found.ranks, found.steps, took, found.source) if took.shape[1] > 1 else None
 
 
+def distinct(values: Any) -> tuple[Any, Any]:
+    """Return what numpy.unique returns with the inverse, without sorting where the values lie close together."""
+    low = int(values.min())
+    if int(values.max()) - low > 10_000_000:
+        found, inverse = np.unique(values, return_inverse=True)
+        return found, inverse
+    there = np.bincount(values - low) > 0
+    return np.flatnonzero(there) + low, (np.cumsum(there) - 1)[values - low]
+
+
 def _spread(rows: pa.Table, column: str, view: View, source: str) -> Cube | None:
     """Return rows as a matrix, rank × step; devices of one rank add up."""
     low = view.first if view.first is not None else -(2**62)
@@ -137,18 +147,15 @@ def _spread(rows: pa.Table, column: str, view: View, source: str) -> Cube | None
     if column == "end_ns":
         column_values = pc.subtract(column_values, pc.min(column_values))  # small enough for a float
     value = np.asarray(pc.fill_null(column_values.cast(pa.float64(), safe=False), np.nan))[keep]
-    ranks, row = np.unique(rank, return_inverse=True)
-    steps, at = np.unique(step, return_inverse=True)
+    ranks, row = distinct(rank)
+    steps, at = distinct(step)
     if len(steps) > 4 * MAX_STEPS and view.first is None:  # the newest, unless the link says which
         first = len(steps) - 4 * MAX_STEPS
         inside = at >= first
         row, at, value, steps = row[inside], at[inside] - first, value[inside], steps[first:]
-    z = np.full((len(ranks), len(steps)), np.nan)
-    if len(row) == len(np.unique(row * len(steps) + at)):
-        z[row, at] = value
-    else:
-        z[row, at] = 0
-        np.add.at(z, (row, at), value)
+    cell, size = row * len(steps) + at, len(ranks) * len(steps)
+    sums = np.bincount(cell, value, minlength=size)
+    z = np.where(np.bincount(cell, minlength=size) > 0, sums, np.nan).reshape(len(ranks), len(steps))
     return Cube(ranks, steps, z, source)
 
 

@@ -20,13 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from perfkit.errors import PerfkitError
+from perfkit.goodput.ladder import ladder_b
 from perfkit.hardware.lookup import resolve_peak
 from perfkit.report.verdict import Ladder, Rung, ladder
-from perfkit.schema import GOODPUT_LOSSES
+from perfkit.schema import GOODPUT_BUCKETS, GOODPUT_LOSSES
 from perfkit.store.layout import RunKey
 
 from .data import EVERYTHING, Rows, Source, ratio, remembered
 from .data_fleet import LOSS_SUMS, SUMS, with_ratios
+from .engine import WHOLE
 from .metrics import BUCKETS
 from .theme import GROUPS
 from .view import View
@@ -38,17 +40,19 @@ MAX_POINTS = 1_500
 def load_rollup(source: Source, view: View) -> bool:
     """Load the days of a run, and say whether it has roll-ups: any of its rows says when it began and was last seen."""
     where, parameters = "cluster = ? AND run = ?", [view.cluster, view.run]
-    ask = f"SELECT min(run_start_ns) AS a, max(last_seen_ns) AS b, min(start_ns) AS c FROM run_rollup WHERE {where}"
-    source.load("run_rollup", source.window(view))
-    row = source.ask(ask, parameters)[0]
-    if row["c"] is None:
-        source.load("run_rollup", EVERYTHING)
-        return bool(source.ask(ask, parameters)[0]["c"] is not None)
-    if row["a"] is not None and row["b"] is not None:
-        source.load("run_rollup", (row["a"], row["b"] + 1))
-    else:
-        source.load("run_rollup", EVERYTHING)
-    return True
+    for window in (source.window(view), EVERYTHING):
+        source.load("run_rollup", window)
+        found = source.ask(
+            f"SELECT min(start_ns) AS first_ns, max(last_seen_ns) AS last_ns FROM run_rollup WHERE {where}", parameters
+        )[0]
+        if found["first_ns"] is None:
+            continue
+        source.load(WHOLE, (found["first_ns"], found["first_ns"]))
+        began = source.ask(f"SELECT min(run_start_ns) AS ns FROM {WHOLE} WHERE {where}", parameters)[0]["ns"]
+        known = began is not None and found["last_ns"] is not None
+        source.load(WHOLE, (min(began, found["first_ns"]), found["last_ns"] + 1) if known else EVERYTHING)
+        return True
+    return False
 
 
 @remembered
@@ -63,7 +67,7 @@ def totals(source: Source, view: View) -> dict[str, Any] | None:
         "any_value(model) AS model, any_value(device) AS device, any_value(user) AS user, any_value(name) AS name, "
         "max(world_size) AS world_size, max(peak_flops) AS peak_flops, min(eligible_ns) AS eligible_ns, "
         "median(step_time_p50_ns) AS step_time_p50_ns, median(step_time_p95_ns) AS step_time_p95_ns, "
-        "bool_or(synthetic) AS synthetic FROM run_rollup WHERE cluster = ? AND run = ?",
+        f"bool_or(synthetic) AS synthetic FROM {WHOLE} WHERE cluster = ? AND run = ?",
         [view.cluster, view.run],
     )
     row = with_ratios(rows[0])
@@ -106,22 +110,19 @@ def as_ladder(rows: Rows) -> Ladder:
 
 def allocation_ladder(row: dict[str, Any]) -> Ladder:
     """Return ladder B: allocated GPU-time by goodput bucket, down to effective MFU."""
-    allocated, good = row["allocated_ns"], row["effective_mfu"]
-    shares = {name: 100 * (row[f"{name}_ns"] or 0) / allocated for name in GOODPUT_LOSSES}
-    productive = 100 * (row["productive_ns"] or 0) / allocated
-    terms = [("productive", "productive", productive, "useful")]
-    if good is not None:
-        terms = [("effective_mfu", "effective MFU", 100 * good, "useful"),
-                 ("below_peak", "productive, below peak", productive - 100 * good, "compute")]  # fmt: skip
+    buckets = {name: round(row[f"{name}_ns"] or 0) for name in GOODPUT_BUCKETS}
+    rows = {found["term"]: found for found in ladder_b(buckets, row["effective_mfu"])}
+    known = "effective_mfu" in rows
+    order = ("effective_mfu", "below_peak", *GOODPUT_LOSSES) if known else ("productive", *GOODPUT_LOSSES)
     groups = {name: group for group, (_, members) in GROUPS.items() for name in members}
-    terms += [(name, BUCKETS[name], share, groups[name]) for name, share in shares.items() if share > 0]
+    labels = {**BUCKETS, "effective_mfu": "effective MFU", "below_peak": "productive, below peak"}
+    kinds = {**groups, "effective_mfu": "useful", "productive": "useful", "below_peak": "compute"}
     rungs, offset = [], 0.0
-    for term, label, points, kind in terms:
-        ns = round(points / 100 * allocated)
-        rungs.append(Rung(term, label, kind, points, offset, ns, ns / 3.6e12, None, True))
+    for term in order:
+        points, ns = rows[term]["points"], rows[term]["gpu_ns"]
+        rungs.append(Rung(term, labels[term], kinds[term], points, offset, ns, ns / 3.6e12, None, True))
         offset += points
-    unit = "% of time" if good is None else "points"
-    return Ladder("where the allocated GPU-time went", unit, rungs)
+    return Ladder("where the allocated GPU-time went", "points" if known else "% of time", rungs)
 
 
 def analysed(source: Source, key: RunKey, table: str, **more: Any) -> pa.Table | None:
@@ -171,7 +172,8 @@ def series(source: Source, view: View) -> Series:
 def _by_step(rows: pa.Table, view: View, metadata: dict[str, Any], rollup: dict[str, Any] | None, lead: int) -> Series:
     step = rows["step"].to_numpy()
     end = rows["end_ns"].to_numpy()
-    took = np.diff(end, prepend=(rows["start_ns"].to_numpy() - _filled(rows["data_wait_ns"], 0.0))[:1]).astype(float)
+    began = rows["start_ns"][0].as_py() - (rows["data_wait_ns"][0].as_py() or 0)
+    took = np.diff(end, prepend=np.int64(began)).astype(float)  # integers first: a float does not hold 10^18 ns
     took[took <= 0] = np.nan
     seconds = took / 1e9
     tokens = _filled(rows["tokens"]) * replicas_of(metadata)
@@ -205,7 +207,8 @@ def _hourly(source: Source, view: View) -> Series:
         return Series(np.array([]), "time")
     rows = source.engine.ask(
         "SELECT start_ns, mfu_ratio * 100 AS mfu, tokens / nullif((end_ns - start_ns) / 1e9, 0) AS tokens_per_s, "
-        "step_time_p50_ns / 1e6 AS step_time, loss, steps FROM run_rollup "
+        "step_time_p50_ns / 1e6 AS step_time, loss, steps FROM "
+        f"{WHOLE} "
         "WHERE cluster = ? AND run = ? ORDER BY start_ns",
         [view.cluster, view.run],
     )

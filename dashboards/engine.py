@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from perfkit.errors import PerfkitError
-from perfkit.schema import TABLES, TableSchema
+from perfkit.schema import GOODPUT_BUCKETS, TABLES, TableSchema
 from perfkit.store.catalog import Catalog, Which
 from perfkit.store.commits import Commit
 from perfkit.store.files import Files
@@ -42,6 +42,21 @@ LISTING_S = 2.0
 CACHED_TABLES = 128
 CACHED_BYTES = 256 << 20
 """What one worker keeps of single runs."""
+
+COLUMNS = {
+    "run_rollup": (
+        "cluster", "run", "start_ns", "end_ns", "user", "model", "gpus", "state", "last_seen_ns", "steps", "tokens",
+        "model_flops", "retained_flops", "peak_flops", "step_ns", "allocated_ns",
+        *(f"{name}_ns" for name in GOODPUT_BUCKETS), "interruptions", "synthetic",
+    ),
+    "gpu_rollup": (
+        "cluster", "node", "device", "start_ns", "state", "allocated_ns", "mfu_ratio", "temp_max_celsius",
+        "throttle_thermal_ns", "throttle_power_ns", "ecc_uncorrected", "xid_count",
+    ),
+}  # fmt: skip
+"""What is held of wide tables: reading a year costs as much as its columns."""
+WHOLE = "run_rollup_whole"
+"""run_rollup with all its columns, for the days of one run."""
 
 Version = tuple[int, int]
 """Modification time and size of a file."""
@@ -60,6 +75,9 @@ class Problem:
 class _Held:
     """What DuckDB holds of one table: its folders, each with the versions of its files."""
 
+    name: str
+    schema: TableSchema
+    columns: tuple[str, ...]
     folders: dict[str, tuple[tuple[str, Version], ...]] = field(default_factory=dict)
     problems: dict[str, list[Problem]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -73,10 +91,13 @@ class Engine:
         self._files = Files(uri)
         self._catalog = Catalog(self._files)
         self._database = duckdb.connect(":memory:", config={"threads": 2})
-        names = [name for name, schema in TABLES.items() if schema.kind == "fleet" or name == "runs"]
-        self._held = {name: _Held() for name in names}
-        for name in names:
-            self._create(TABLES[name])
+        held = {n: s for n, s in TABLES.items() if s.kind == "fleet" or n == "runs"}
+        self._held = {
+            name: _Held(name, schema, COLUMNS.get(name) or _all_columns(schema)) for name, schema in held.items()
+        }
+        self._held[WHOLE] = _Held(WHOLE, TABLES["run_rollup"], _all_columns(TABLES["run_rollup"]))
+        for one in self._held.values():
+            self._create(one)
         self._listings: dict[str, tuple[float, dict[str, Version]]] = {}
         self._digests: dict[str, tuple[dict[str, Version], str]] = {}
         self._cache: OrderedDict[tuple[Any, ...], tuple[pa.Table, list[Problem]]] = OrderedDict()
@@ -119,6 +140,7 @@ class Engine:
     def load(self, table: str, window: tuple[int, int] | None = None) -> list[Problem]:
         """Have the window's days of a table in DuckDB as they are now; return what cannot be read of them."""
         held = self._held[table]
+        table = held.schema.name
         there: dict[str, tuple[tuple[str, Version], ...]] = {}
         for path, version in self.listing(table).items():
             if path.endswith(".parquet"):
@@ -133,7 +155,7 @@ class Engine:
         with held.lock:
             changed = {folder: files for folder, files in wanted.items() if held.folders.get(folder) != files}
             forget = [f for f in held.folders if f not in there or f in changed]
-            self._replace(TABLES[table], held, forget, changed)
+            self._replace(held, forget, changed)
             return [p for folder in sorted(wanted) for p in held.problems.get(folder, ())]
 
     def ask(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
@@ -146,23 +168,22 @@ class Engine:
 
     def _replace(
         self,
-        schema: TableSchema,
         held: _Held,
         forget: list[str],
         changed: dict[str, tuple[tuple[str, Version], ...]],
     ) -> None:
         """Swap the rows of the changed folders in one transaction: a reader sees the old ones or the new ones."""
-        names = _partitions(schema)
+        schema, names = held.schema, _partitions(held.schema)
         pieces = [Piece(path, _hive(path, names)) for files in changed.values() for path, _ in files]
-        rows, problems = self._read(schema, pieces, names, columns=_columns(schema), partitions=True)
+        rows, problems = self._read(schema, pieces, names, columns=held.columns, partitions=True)
         cursor = self._database.cursor()
-        cursor.register("incoming", rows)
+        cursor.register("incoming", rows.unify_dictionaries().combine_chunks())
         cursor.begin()
         for folder in forget:
             hive = _hive(f"{folder}/x", names)
             where = " AND ".join(f'"{name}" = ?' for name in names)
-            cursor.execute(f'DELETE FROM "{schema.name}" WHERE {where}', list(hive.values()))
-        cursor.execute(f'INSERT INTO "{schema.name}" SELECT * FROM incoming')
+            cursor.execute(f'DELETE FROM "{held.name}" WHERE {where}', list(hive.values()))
+        cursor.execute(f'INSERT INTO "{held.name}" SELECT * FROM incoming')
         cursor.commit()
         cursor.unregister("incoming")
         for folder in forget:
@@ -172,12 +193,12 @@ class Engine:
             held.problems.setdefault(problem.path.rpartition("/")[0], []).append(problem)
         held.folders.update(changed)
 
-    def _create(self, schema: TableSchema) -> None:
-        names = _partitions(schema)
-        empty = Selection(self._files, schema, [], names, _columns(schema), partitions=True).read()
+    def _create(self, held: _Held) -> None:
+        names = _partitions(held.schema)
+        empty = Selection(self._files, held.schema, [], names, held.columns, partitions=True).read()
         cursor = self._database.cursor()
         cursor.register("incoming", empty)
-        cursor.execute(f'CREATE TABLE "{schema.name}" AS SELECT * FROM incoming')
+        cursor.execute(f'CREATE TABLE "{held.name}" AS SELECT * FROM incoming')
         cursor.unregister("incoming")
 
     # ---------------------------------------------------------------- one run
@@ -287,9 +308,9 @@ def _partitions(schema: TableSchema) -> tuple[str, ...]:
     return ("date",) if schema.kind == "fleet" else ("cluster", "run", "attempt")
 
 
-def _columns(schema: TableSchema) -> list[str]:
-    """All columns but lists and long texts, which no page aggregates."""
-    return [column.name for column in schema.columns if not pa.types.is_list(column.type)]
+def _all_columns(schema: TableSchema) -> tuple[str, ...]:
+    """All columns but lists, which no page aggregates."""
+    return tuple(column.name for column in schema.columns if not pa.types.is_list(column.type))
 
 
 def _hive(path: str, names: tuple[str, ...]) -> dict[str, str | int]:

@@ -83,13 +83,15 @@ def _gunicorn(store: str, listener: socket.socket, prefix: str, workers: int, th
 
 
 def warm(source: Any) -> None:
-    """Ask what the start page asks, so that its first visitor does not wait; what fails will say so on the page."""
+    """Ask what the start page asks, then load a year: the first visitor does not wait. What fails, the page says."""
     from . import data_fleet
     from .view import View
 
     with suppress(Exception):
         data_fleet.clusters(source, View())
         data_fleet.runs(source, View(), count=1)
+        for table in ("run_rollup", "cluster_rollup"):
+            source.load(table, source.window(View(range="1y")))
 
 
 def _werkzeug(store: str, listener: socket.socket, host: str, prefix: str) -> None:

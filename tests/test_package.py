@@ -98,7 +98,7 @@ def test_a_wheel_works_in_a_venv_without_extras_and_without_a_compiler(tmp_path)
     seen = subprocess.run([str(python), "-c", check], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert seen.stdout.strip() == "[] False"
     subprocess.run([str(tmp_path / "venv/bin/perfkit"), "--help"], cwd=tmp_path, capture_output=True, check=True)
-    command = ["ingest", str(ROOT / "sample_traces"), "--store", str(tmp_path / "store")]
+    command = ["ingest", str(ROOT / "sample_traces/ddp_gloo"), "--store", str(tmp_path / "store")]
     done = subprocess.run(
         [str(tmp_path / "venv/bin/perfkit"), *command], cwd=tmp_path, capture_output=True, text=True, check=True
     )

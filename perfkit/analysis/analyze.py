@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -48,6 +48,9 @@ from perfkit.sources.ranks import PlannedInput
 from perfkit.store.commits import RunSummary
 from perfkit.store.lake import Store
 from perfkit.store.layout import RunKey
+
+if TYPE_CHECKING:
+    from perfkit.analysis.job_results import JobResults
 
 WORKERS_PAY_BYTES = 16_000_000
 """Stored bytes above which starting worker processes is faster than reading in this one."""
@@ -119,6 +122,7 @@ def analyze(
     peak_flops: float | None = None,
     peak: str | None = None,
     world_size: int | None = None,
+    mesh: str | None = None,
     store: str | os.PathLike[str] | None = None,
     cluster: str | None = None,
     run: str | None = None,
@@ -135,6 +139,7 @@ def analyze(
     question = {
         "model": model, "tokens_per_step": tokens_per_step, "seq_len": seq_len, "hardware": hardware,
         "dtype": dtype, "convention": convention, "peak_flops": peak_flops, "peak": peak, "world_size": world_size,
+        "mesh": mesh,
     }  # fmt: skip
     _question(question)  # mistakes first
     options = Options(window, first_step, last_step)
@@ -283,7 +288,10 @@ def _finish(results: Sequence[_Result], question: Question) -> Report:
         raise UsageError(f"none of the steps that were asked for; the traces hold {held}")
     infos = {rank: info for result in results for rank, info in result.infos.items()}
     ranks = ranks_table(steps, infos)
-    world_size = max((size for result in results for size in result.world_sizes), default=None)
+    sizes = sorted({size for result in results for size in result.world_sizes})
+    world_size = question.world_size or (sizes[-1] if sizes else None)
+    if len(sizes) > 1:
+        parts[0].quality.notes.append(f"the traces disagree on the world size: {sizes}; taken is {world_size}")
     detail = {
         name: pa.concat_tables([getattr(p, name) for p in parts]).unify_dictionaries()
         for name in ("idle", "io", "kernels", "compute", "window_idle", "exchanges", "copies")
@@ -294,14 +302,16 @@ def _finish(results: Sequence[_Result], question: Question) -> Report:
         detail["compute"], detail["kernels"], steps, question, devices=devices, boards=boards, world_size=world_size
     )
     kernels = with_roofline(detail["kernels"], use.numerator.peaks, use.peaks.bytes_per_second)
-    terms = ladder_terms(steps, detail["compute"], detail["window_idle"], use.numerator)
+    job = _job(parts, steps, detail, infos, world_size, question)
+    split = {} if job is None else _comm_terms(job, steps, detail["window_idle"])
+    terms = ladder_terms(steps, detail["compute"], detail["window_idle"], use.numerator, **split)
     ladder = waterfall(terms, use.numerator.start)
     tables = {
         "attribution": attribution, "steps": steps, "ranks": ranks, "idle": detail["idle"], "io": detail["io"],
         "kernels": kernels, "waterfall": ladder, "exchanges": detail["exchanges"], "copies": detail["copies"],
     }  # fmt: skip
     if lanes := [p.timeline for p in parts if p.timeline is not None]:
-        tables["timeline"] = pa.concat_tables(lanes)
+        tables["timeline"] = _on_one_clock(pa.concat_tables(lanes), job)
     memory = [p.memory for p in parts if p.memory is not None]
     if memory:
         tables["memory"] = pa.concat_tables(memory)
@@ -315,19 +325,58 @@ def _finish(results: Sequence[_Result], question: Question) -> Report:
         tokens_per_step=question.tokens_per_step,
         num_devices=use.num_devices,
         hfu=rank_hfu(detail["compute"], steps, use.numerator.peaks),
+        job=job,
     )
     facts = Facts(
         steps=steps, terms=terms, kernels=kernels, idle=detail["idle"], exchanges=detail["exchanges"],
         copies=detail["copies"], distortion=[p.distortion for p in parts], peaks=use.peaks, mfu=use.mfu["value"],
-        quality=summary["quality"],
+        quality=summary["quality"], job=job,
     )  # fmt: skip
     tables["findings"] = find(facts)
     summary |= {
         "hardware": use.hardware, "mfu": use.mfu, "kernels": kernels_summary(kernels), "waterfall": to_json(ladder),
         "findings": findings_json(tables["findings"]),
+        "collectives": None if job is None else job.collectives, "job": None if job is None else job.summary(),
     }  # fmt: skip
+    if job is not None:
+        tables |= job.tables()
     sources = {rank: path for result in reversed(results) for rank, path in result.sources.items()}
     return Report(summary, tables, dict(sorted(sources.items())))
+
+
+def _job(
+    parts: Sequence[RankPart], steps: pa.Table, detail: Mapping[str, pa.Table],
+    infos: Mapping[int, Mapping[str, Any]], world_size: int | None, question: Question,
+) -> JobResults | None:  # fmt: skip
+    """Look at the ranks together; one that does not communicate is spared even the import."""
+    if len({part.rank for part in parts}) < 2 and not any(len(part.calls) for part in parts):
+        return None
+    from perfkit.analysis.job_results import job_results
+
+    return job_results(
+        parts, steps=steps, idle=detail["idle"], window_idle=detail["window_idle"], compute=detail["compute"],
+        hosts={rank: info.get("host") for rank, info in infos.items()},
+        devices={rank: info.get("device") for rank, info in infos.items()}, world_size=world_size, mesh=question.mesh,
+    )  # fmt: skip
+
+
+def _on_one_clock(lanes: pa.Table, job: JobResults | None) -> pa.Table:
+    """Return the lanes with their starts on the reference clock."""
+    if job is None or not job.clock()["aligned"]:
+        return lanes
+    start = job.view.clock.align(ints(lanes["rank"]), ints(lanes["start_ns"]))
+    return lanes.set_column(lanes.column_names.index("start_ns"), "start_ns", pa.array(start))
+
+
+def _comm_terms(job: JobResults, steps: pa.Table, window_idle: pa.Table) -> dict[str, Any]:
+    """Return how exposed communication is split, where more than one rank shows it."""
+    from perfkit.analysis.bubble import waits_for_receive
+    from perfkit.analysis.job_results import split_terms
+
+    if not job.view.several or not len(job.view.instances):
+        return {}
+    bubble = waits_for_receive(window_idle) if len(job.bubbles.ranks) else None
+    return {"comm": split_terms(job, steps), "bubble_idle": bubble}
 
 
 def _note_overlaps(parts: list[RankPart]) -> None:

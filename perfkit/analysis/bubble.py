@@ -114,7 +114,7 @@ def bubbles(view: View, steps: pa.Table, window_idle: pa.Table, compute: pa.Tabl
     work = pass_times(view, layout, rows, steps, window_idle, waits, compute)
     split = None
     if shape is not None and shape.stages * 2 * shape.micro_batches * shape.chunks <= MAX_PASSES:
-        split = _split(layout, rows, work, messages, schedule or _default(shape), shape)
+        split = split_bubble(layout, rows, work, messages, schedule or _default(shape), shape)
         if split is None:
             notes.append("bubble: not every stage has a traced rank, its causes are not split")
     nothing = pa.nulls(len(rows), pa.int64())
@@ -180,7 +180,7 @@ def _recognise(layout: Layout, found: Messages, notes: list[str]) -> tuple[str |
     return schedule, shape
 
 
-def _split(
+def split_bubble(
     layout: Layout, rows: pa.Table, work: Work, messages: Messages, schedule: str, shape: Shape
 ) -> list[Ints] | None:
     """Return the parts of every row's bubble, None if a stage is not traced."""

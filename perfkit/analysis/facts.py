@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,9 @@ from perfkit.analysis.intervals import Ints
 from perfkit.analysis.ops import Floats
 from perfkit.analysis.timeline import ints
 from perfkit.analysis.utilisation import Peaks
+
+if TYPE_CHECKING:
+    from perfkit.analysis.job_results import JobResults
 
 _NO_STEP = -(2**62)
 
@@ -44,6 +47,8 @@ class Facts:
     peaks: Peaks = field(default_factory=Peaks)
     mfu: float | None = None
     quality: Mapping[str, Any] = field(default_factory=dict)
+    job: JobResults | None = None
+    """What the ranks together show; None for one rank without communication."""
 
     @cached_property
     def window_ns(self) -> int:

@@ -20,11 +20,12 @@ import pyarrow as pa
 from perfkit.analysis.facts import Facts
 from perfkit.analysis.findings_device import DEVICE_RULES
 from perfkit.analysis.findings_host import HOST_RULES
+from perfkit.analysis.findings_job import JOB_RULES
 from perfkit.analysis.findings_types import Finding
 from perfkit.schema import FINDINGS, table_from_rows
 
 Rule = Callable[[Facts], Finding | None]
-RULES: tuple[Rule, ...] = (*HOST_RULES, *DEVICE_RULES)
+RULES: tuple[Rule, ...] = (*HOST_RULES, *DEVICE_RULES, *JOB_RULES)
 
 
 def find(facts: Facts) -> pa.Table:

@@ -58,6 +58,7 @@ def exposed_communication(facts: Facts) -> Finding | None:
         "all_to_all": "overlap dispatch with shared experts, or keep experts inside a node",
         "send_recv": "in a pipeline, more micro-batches or an interleaved schedule; in an all-to-all, which NCCL names "
         "the same, balance the shards and overlap it",
+        "recv": "in a pipeline, more micro-batches or an interleaved schedule",
     }.get(first["op"], "overlap it with compute")
     return Finding(
         "exposed_communication",
@@ -69,9 +70,19 @@ def exposed_communication(facts: Facts) -> Finding | None:
                 {"op": r["op"], "group": r["group"], "lost_gpu_ms": ms(r["gpu_ns"]), "exposed_ms": ms(r["ns"])}
                 for r in rows[:MAX_EVIDENCE]
             ],
-            "split": "waiting and transfer are not told apart without aligned clocks",
+            "split": _split(facts),
         },
     )
+
+
+def _split(facts: Facts) -> str | dict[str, float]:
+    """Return how much of the exposed communication is waiting, of all ranks together."""
+    job = facts.job
+    if job is None or not job.view.several or not len(job.view.instances):
+        return "waiting and transfer are not told apart without aligned clocks"
+    known = job.summary()
+    names = ("exposed_transfer_ns", "exposed_wait_ns", "bubble_ns", "unsplit_ns")
+    return {name.replace("_ns", "_gpu_ms"): ms(known[name]) for name in names if known[name]}
 
 
 def small_messages(facts: Facts) -> Finding | None:

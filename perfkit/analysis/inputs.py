@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from perfkit.analysis.call_args import ARG_COLUMNS
 from perfkit.analysis.classify import DEVICE_WORK, classify_events
-from perfkit.analysis.exchanges import COLLECTIVE_COLUMNS
 from perfkit.analysis.ops import OP_COLUMNS
 from perfkit.analysis.timeline import EVENT_COLUMNS, HOST_CLASSES, give_back, of_classes
 from perfkit.errors import InputError
@@ -38,7 +38,7 @@ KEPT = {
     "events": EVENT_COLUMNS, "ops": ("event_id", "call_stack", *OP_COLUMNS), "memory": TABLES["memory"].names,
     "device_info": ("device", "name", "memory_bytes", "num_sms", "compute_major", "compute_minor"),
     "steps": TABLES["steps"].names,
-    "collective_args": ("event_id", *COLLECTIVE_COLUMNS),
+    "collective_args": ("event_id", *ARG_COLUMNS), "process_groups": ("name", "desc", "size", "ranks"),
 }  # fmt: skip
 """Tables and columns that the analysis looks at; `rank` and `segment` come on top."""
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from perfkit.analysis.attribute import Busy, attribute, busy_sets, rows_of
 from perfkit.analysis.bins import bin_middle_step
+from perfkit.analysis.calls import CALLS, collective_calls, exposed_rows
 from perfkit.analysis.classify import CLASSES
 from perfkit.analysis.culprits import blame, idle_table
 from perfkit.analysis.distortion import Distortion, measure_distortion
@@ -70,6 +71,10 @@ class RankPart:
     """Idle time by the window in which it passed: perfkit.analysis.waterfall.WINDOW_IDLE."""
     exchanges: pa.Table
     copies: pa.Table
+    calls: pa.Table
+    """Collective calls: perfkit.analysis.calls.CALLS."""
+    exposed: pa.Table
+    """Exposed communication in pieces: perfkit.analysis.calls.EXPOSED."""
     distortion: Distortion
     quality: RankQuality
     timeline: pa.Table | None = None
@@ -113,7 +118,7 @@ def analyze_rank(tables: MutableMapping[str, pa.Table], options: Options) -> lis
     return parts
 
 
-_SPLIT = ("events", "ops", "collective_args", "memory")
+_SPLIT = ("events", "ops", "collective_args", "process_groups", "memory")
 """Tables by event: looking for a rank's rows in those of all ranks would cost their product."""
 
 
@@ -149,7 +154,7 @@ def _analyze(timeline: Timeline, tables: Mapping[str, pa.Table], options: Option
     tree: CallTree | None = None
     kinds = Kinds(timeline)
     detail: dict[str, list[pa.Table]] = {
-        name: [] for name in ("kernels", "compute", "window_idle", "exchanges", "copies")
+        name: [] for name in ("kernels", "compute", "window_idle", "exchanges", "copies", "calls", "exposed")
     }
     lanes: list[pa.Table | None] = []
     standing: list[Spans] = []
@@ -180,8 +185,11 @@ def _analyze(timeline: Timeline, tables: Mapping[str, pa.Table], options: Option
         found = kernel_tables(timeline, device, windows, busy, tree)
         detail["kernels"].append(found.kernels)
         detail["compute"].append(found.compute)
-        detail["exchanges"].append(exchange_rows(timeline, device, windows, busy, tables.get("collective_args"), tree))
+        calls = _calls(timeline, device, tables, tree, steps, busy)
+        detail["calls"].append(calls)
+        detail["exchanges"].append(exchange_rows(timeline, device, windows, busy, calls))
         detail["copies"].append(copy_rows(timeline, device, windows, busy))
+        detail["exposed"].append(exposed_rows(timeline, device, windows, busy))
         lanes.append(bin_middle_step(windows, busy, timeline.rank))
     return RankPart(
         timeline.rank, timeline.segment, pa.concat_tables(attribution), pa.concat_tables(idle), pa.concat_tables(io),
@@ -190,6 +198,16 @@ def _analyze(timeline: Timeline, tables: Mapping[str, pa.Table], options: Option
         timeline=lanes[0],
         **{name: pa.concat_tables(rows) for name, rows in detail.items()},
     )  # fmt: skip
+
+
+def _calls(
+    timeline: Timeline, device: int | None, tables: Mapping[str, pa.Table], tree: CallTree, steps: Steps | None,
+    busy: Busy,
+) -> pa.Table:  # fmt: skip
+    """Return the collective calls; a device that does not communicate has none to look for."""
+    if not len(busy.communication.start):
+        return CALLS.empty_table()
+    return collective_calls(timeline, device, tables, tree, steps)
 
 
 def _idle(

@@ -8,7 +8,7 @@ carry_in rows are kept in the `attribution` table and stay outside every sum her
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +17,9 @@ from perfkit.analysis.idle import CAUSES
 from perfkit.analysis.rank import RankPart
 from perfkit.analysis.slow import slow_steps
 from perfkit.analysis.throughput import throughput
+
+if TYPE_CHECKING:
+    from perfkit.analysis.job_results import JobResults
 
 MAX_STEPS, MAX_CULPRITS, MAX_KERNELS = 1_000, 50, 300
 """Rows in the JSON; the tables hold all."""
@@ -53,14 +56,16 @@ def summarize(
     tokens_per_step: float | None = None,
     num_devices: int | None = None,
     hfu: Mapping[int, float | None] | None = None,
+    job: JobResults | None = None,
 ) -> dict[str, Any]:
     """Return the JSON value; `analyze` adds hardware, MFU, kernels, waterfall and findings."""
+    by_rank = job.by_rank() if job is not None else {}
     number = len(set(zip(steps["rank"].to_pylist(), steps["step"].to_pylist(), strict=True)))
     return {
         "schema_version": 1,
         "synthetic": synthetic,
         "scope": {"ranks_traced": len(ranks), "world_size": world_size, "steps": _scope(steps)},
-        "quality": quality(parts, rejected, number),
+        "quality": quality(parts, rejected, number, job),
         "throughput": throughput(steps, tokens_per_step=tokens_per_step, num_devices=num_devices),
         "totals": _totals(steps),
         "idle": idle_summary(pa.concat_tables([p.idle for p in parts])),
@@ -68,13 +73,32 @@ def summarize(
         "memory": memory_summary([p.memory for p in parts if p.memory is not None]),
         "steps": steps.slice(0, MAX_STEPS).rename_columns({"device": "device_index"}).to_pylist(),
         "ranks": [
-            {**row, "role": None, "hfu": (hfu or {}).get(row["rank"]), "straggler_score": None, "wait_caused_ns": None}
+            {
+                **row,
+                "role": None,
+                "hfu": (hfu or {}).get(row["rank"]),
+                "straggler_score": None,
+                "wait_caused_ns": None,
+                **by_rank.get(row["rank"], {}),
+            }
             for row in ranks.drop_columns(["overlap_ns"]).to_pylist()
         ],
     }
 
 
-def quality(parts: Sequence[RankPart], rejected: Sequence[Mapping[str, str]], steps_kept: int) -> dict[str, Any]:
+def _job_notes(job: JobResults | None) -> list[str]:
+    """Return what is doubtful about the job: one rank alone has nothing to compare."""
+    if job is None or not job.view.several:
+        return []
+    view = job.view
+    matched = len(view.calls) - view.unmatched - view.alone
+    notes = [f"{matched:,} of {len(view.calls):,} collective calls matched across ranks"] if len(view.calls) else []
+    return [*(notes if view.unmatched else []), *view.notes]
+
+
+def quality(
+    parts: Sequence[RankPart], rejected: Sequence[Mapping[str, str]], steps_kept: int, job: JobResults | None = None
+) -> dict[str, Any]:
     """Return the header that opens every report: what is missing, and what was left out."""
     found = [p.quality for p in parts]
     attribution = pa.concat_tables([p.attribution for p in parts])
@@ -89,7 +113,7 @@ def quality(parts: Sequence[RankPart], rejected: Sequence[Mapping[str, str]], st
         "events": sum(q.events for q in found),
         "undated_events": sum(q.undated for q in found),
         "rejected": [dict(r) for r in rejected],
-        "clock": {"aligned": False, "uncertainty_ns": None},
+        "clock": {"aligned": False, "uncertainty_ns": None} if job is None else job.clock(),
         "unknown_kernel_ns": _sum(kept, "unknown_ns") if has_device else None,
         "carry_in_ns": _sum(early, "window_ns") - _sum(early, "idle_ns"),
         "after_last_ns": sum(q.after_ns for q in found),
@@ -97,7 +121,7 @@ def quality(parts: Sequence[RankPart], rejected: Sequence[Mapping[str, str]], st
         "graph_coverage": _ratio(sum(q.graph_ns for q in found), sum(q.work_ns for q in found)),
         "device_events": sum(q.device_events for q in found),
         "launches_missing": sum(q.launches_missing for q in found) if has_device else None,
-        "notes": [note for q in found for note in q.notes],
+        "notes": [note for q in found for note in q.notes] + _job_notes(job),
     }
 
 

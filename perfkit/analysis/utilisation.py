@@ -56,6 +56,8 @@ class Question:
     """`registry`, or `measured` by `perfkit hardware --calibrate`."""
     world_size: int | None = None
     """Instead of the trace's."""
+    mesh: str | None = None
+    """Parallel degrees such as `tp=2,pp=4,dp=8`, instead of what the process groups show."""
     flops_per_token: float | None = None
     """Of the model, if it is not named; `convention` then only says how they were counted."""
     step_time_ns: int | None = None

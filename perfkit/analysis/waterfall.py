@@ -51,15 +51,18 @@ TERMS = pa.schema(
 )  # fmt: skip
 """`part` is the child's name; null if the term has none."""
 ORDER = (
-    "mfu", "hfu", "matmul", "matmul_below_peak", "recompute", "non_matmul", "unsplit_comm", "exposed_memcpy",
+    "mfu", "hfu", "matmul", "matmul_below_peak", "recompute", "non_matmul", "bubble", "exposed_transfer",
+    "exposed_wait", "unsplit_comm", "exposed_memcpy",
     "idle_host", "idle_data", "idle_checkpoint", "idle_launch", "idle_dependency", "idle_unattributed",
 )  # fmt: skip
 """Terms from the top of the ladder to its foot."""
+COMM_TERMS = ("bubble", "exposed_transfer", "exposed_wait", "unsplit_comm")
+"""What exposed communication is split into where the ranks' clocks allow it; the last is what they do not."""
 NOT_MEASURED = (
     ("throttled_clocks", "matmul_below_peak"), ("exposed_transfer", "unsplit_comm"), ("exposed_wait", "unsplit_comm"),
     ("bubble", "unsplit_comm"),
 )  # fmt: skip
-"""(term, the one that holds its time): needs counters, or the clocks of all ranks."""
+"""(term, the one that holds its time): needs counters, or the clocks of all ranks. Not listed if it is measured."""
 OPTIONAL = ("recompute", "exposed_memcpy")
 UNMATCHED = "flops_unmatched"
 BEYOND = "flops_beyond_model"
@@ -106,15 +109,23 @@ def window_idle(timeline: Timeline, device: int | None, windows: Windows, gaps: 
 # ------------------------------------------------------------------ terms
 
 
-def ladder_terms(steps: pa.Table, compute: pa.Table, idle: pa.Table, numerator: Numerator) -> pa.Table:
+def ladder_terms(
+    steps: pa.Table, compute: pa.Table, idle: pa.Table, numerator: Numerator, comm: Mapping[str, Any] | None = None,
+    bubble_idle: Any = None,
+) -> pa.Table:  # fmt: skip
     """Return the ns of every term by rank, device and step; they sum to window_ns.
 
     `steps` are rows of `attribution` without carry-in, `compute` of kernels.COMPUTE_SCHEMA, `idle` of WINDOW_IDLE.
+    `comm` splits the exposed communication of each step into COMM_TERMS; `bubble_idle` marks the rows of `idle` in
+    which the host waited for a pipeline receive.
     """
     parts = [
-        _rows(steps, "unsplit_comm", None, ints(steps["exposed_comm_ns"])),
+        *(
+            _rows(steps, term, None, ns)
+            for term, ns in (comm or {"unsplit_comm": ints(steps["exposed_comm_ns"])}).items()
+        ),
         _rows(steps, "exposed_memcpy", None, ints(steps["exposed_memcpy_ns"])),
-        _idle_terms(idle),
+        _idle_terms(idle, bubble_idle),
         *_compute_terms(compute, numerator),
     ]
     if numerator.start == "mfu":
@@ -156,13 +167,15 @@ def _compute_terms(compute: pa.Table, numerator: Numerator) -> list[pa.Table]:
     return [*rows, _rows(compute, "hfu", None, ideal)]
 
 
-def _idle_terms(idle: pa.Table) -> pa.Table:
+def _idle_terms(idle: pa.Table, bubble: Any) -> pa.Table:
     cause, culprit = idle["cause"].to_pylist(), idle["culprit"].to_pylist()
     late = [c == "host_late" for c in cause]
     term = [
         _IDLE.get(who or "", "idle_host") if is_late else f"idle_{why}"
         for is_late, why, who in zip(late, cause, culprit, strict=True)
     ]
+    if bubble is not None:
+        term = ["bubble" if waits else t for t, waits in zip(term, bubble.tolist(), strict=True)]
     part = [who if t == "idle_host" else None for t, who in zip(term, culprit, strict=True)]
     return _rows(idle, np.array(term, object), np.array(part, object), ints(idle["idle_ns"]))
 
@@ -204,7 +217,7 @@ def ladder_rows(rows: Iterable[Mapping[str, Any]], start: str) -> list[dict[str,
         if row["part"] is not None:
             children = parts.setdefault(row["term"], {})
             children[row["part"]] = children.get(row["part"], 0) + row["ns"]
-    shown = [t for t in ORDER if t in sums or t not in ("mfu", "hfu", "matmul", "matmul_below_peak")]
+    shown = [t for t in ORDER if t in sums or t not in ("mfu", "hfu", "matmul", "matmul_below_peak", *COMM_TERMS[:3])]
     if start != "time":
         shown = [t for t in ORDER if t in shown or t in (start, "matmul_below_peak")]
     total = sum(sums.values())
@@ -229,7 +242,7 @@ def ladder_rows(rows: Iterable[Mapping[str, Any]], start: str) -> list[dict[str,
         for (name, ns), share in zip(inside, shares, strict=True):
             add(name, ns, share, term)
         for name, parent in NOT_MEASURED:
-            if parent == term:
+            if parent == term and name not in sums:
                 add(name, None, None, term, measured=False)
     return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from perfkit.capture import spans
 from perfkit.capture.guard import Guard, describe, say
 from perfkit.capture.identity import Identity, find_identity
 from perfkit.capture.names import ENABLE
@@ -37,18 +39,19 @@ class OffRecorder:
     def __init__(self) -> None:
         self.guard = Guard()
         self.metrics: dict[str, Any] = {}
+        spans.find_compiler()
 
     def span(self, name: str) -> Any:
         """Do nothing."""
-        return NOTHING
+        return contextlib.nullcontext() if spans.compiling() else NOTHING
 
     def step(self, *, tokens: int | None = None, samples: int | None = None, step: int | None = None) -> Any:
         """Do nothing."""
-        return NOTHING
+        return contextlib.nullcontext() if spans.compiling() else NOTHING
 
     def event(self, kind: str, **_: Any) -> Any:
         """Do nothing."""
-        return NOTHING
+        return contextlib.nullcontext() if spans.compiling() else NOTHING
 
     def data(self, loader: Iterable[T]) -> Iterable[T]:
         """Return the loader."""
@@ -178,6 +181,8 @@ _spans: dict[str, Late] = {}
 
 def span(name: str) -> Any:
     """Record a named stretch with the current recorder; context manager and decorator."""
+    if spans.compiling():
+        return contextlib.nullcontext()
     found = _spans.get(name)
     if found is None:
         if len(_spans) >= 4096:  # names with numbers in them
@@ -188,12 +193,14 @@ def span(name: str) -> Any:
 
 def step(*, tokens: int | None = None, samples: int | None = None, step: int | None = None) -> Any:
     """Record a training step with the current recorder; context manager and decorator."""
+    if spans.compiling():
+        return contextlib.nullcontext()
     return Late("step", (), {"tokens": tokens, "samples": samples, "step": step})
 
 
 def event(kind: str, **details: Any) -> Any:
     """Record a phase of the job with the current recorder; context manager and decorator."""
-    return Late("event", (kind,), details)
+    return contextlib.nullcontext() if spans.compiling() else Late("event", (kind,), details)
 
 
 def data(loader: Iterable[T]) -> Iterable[T]:

@@ -111,7 +111,7 @@ def never_began(data: bytes) -> bool:
     if not data.startswith(MAGIC) or len(rest) < FRAME.size:
         return data.startswith(MAGIC) and MARKER.startswith(rest[: len(MARKER)])
     marker, number, length, _ = FRAME.unpack_from(rest)
-    return marker == MARKER and number == 0 and len(rest) < FRAME.size + length
+    return bool(marker == MARKER and number == 0 and len(rest) < FRAME.size + length)
 
 
 def _sound_frame(data: bytes, at: int, seed: int, expected: int) -> tuple[int, int, bytes] | None:

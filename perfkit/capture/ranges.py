@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from perfkit.capture import spans
+
 Handle = tuple[Any, bool]
 """What `close` needs: the record_function (or None) and whether an NVTX range is open."""
 
@@ -32,6 +34,7 @@ class Ranges:
 
     def find_torch(self) -> None:
         """Look whether torch has been imported meanwhile."""
+        spans.find_compiler()
         torch: Any = sys.modules.get("torch")
         if self._enabled is None and torch is not None and hasattr(torch, "autograd"):
             enabled = getattr(torch.autograd, "_profiler_enabled", None)

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from perfkit.capture import spans
 from perfkit.capture.guard import Guard, say
 from perfkit.capture.identity import Identity, find_identity
 from perfkit.capture.names import LIFECYCLE_KINDS
@@ -50,6 +51,7 @@ class Recorder:
         self.ranges = Ranges()
         self.watched = self.ranges.watched
         self.gpu: GpuTimes | None = None
+        self.gpu_uuid: str | None = None
         self.profiling: Profiling | None = None
         self.current_step = settings.first_step
         self.dropped = 0
@@ -74,10 +76,14 @@ class Recorder:
 
     def span(self, name: str) -> Any:
         """Record a named stretch of the script; context manager and decorator."""
+        if spans.compiling():
+            return contextlib.nullcontext()
         return Span(self, name) if self.on else NOTHING
 
     def step(self, *, tokens: int | None = None, samples: int | None = None, step: int | None = None) -> Any:
         """Record a training step; `tokens` and `samples` are those of this rank's data-parallel replica."""
+        if spans.compiling():
+            return contextlib.nullcontext()
         return Step(self, tokens, samples, step) if self.on else NOTHING
 
     def event(
@@ -90,6 +96,8 @@ class Recorder:
         blocking: bool = True,
     ) -> Any:
         """Record a phase of the job: one of the lifecycle kinds (definition 17)."""
+        if spans.compiling():
+            return contextlib.nullcontext()
         if not self.on:
             return NOTHING
         if kind not in LIFECYCLE_KINDS:
@@ -103,7 +111,7 @@ class Recorder:
 
     def log(self, name: str, value: Any) -> None:
         """Record a number of this moment; `loss` inside a step becomes the step's. Tensors on a GPU are read later."""
-        if not self.on:
+        if not self.on or spans.compiling():
             return
         try:
             now = perf_counter_ns()
@@ -230,6 +238,9 @@ class Recorder:
                 self.writer.identity_changed()
 
     def _start_gpu(self) -> None:
+        from perfkit.capture.gpu_records import own_gpu
+
+        self.gpu_uuid = own_gpu()
         torch: Any = sys.modules.get("torch")
         if self.settings.gpu_time and torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
             from perfkit.capture.gpu_time import GpuTimes

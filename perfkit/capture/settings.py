@@ -54,6 +54,8 @@ class Settings:
     """Anything to remember with the run."""
     host_seconds: float = 5.0
     """Seconds between samples of the host; 0: none."""
+    gpu_seconds: float = 1.0
+    """Seconds between samples of the host's GPUs, by a process of its own; 0: none."""
     gc_events: bool = True
     """Record long garbage collections."""
     gpu_time: bool = True

@@ -36,6 +36,8 @@ class Side:
         self.folder: Path | None = None
         self.spool: SpoolWriter | None = None
         self.sampler: Any = None
+        self.gpus: Any = None
+        self.others: list[Path] = []
         self.server: Any = None
         self.worker: subprocess.Popen[bytes] | None = None
         self.wanted = False
@@ -62,7 +64,7 @@ class Side:
             self._sample()
             self._work()
             self._tell()
-            if self.finishing and self.worker is None and not self.wanted:
+            if self.finishing and self.worker is None and not self.wanted and not self.others:
                 return self._end()
             if self.ended_at is not None and time.monotonic() - self.ended_at > LINGER_SECONDS:
                 return self._end(f"the store did not answer in {LINGER_SECONDS:.0f} s")
@@ -107,6 +109,8 @@ class Side:
             self.folder, self.spool = Path(message["folder"]), None
             if what == "start":
                 self._start()
+            elif self.gpus is not None:
+                self.gpus.follow(self.folder, message["header"])
         elif what == "compact":
             self.wanted = True
         elif what == "quiet":
@@ -119,6 +123,11 @@ class Side:
             from perfkit.capture.host import HostSampler
 
             self.sampler = HostSampler(self.options["trainer"], whole_host=self.options["whole_host"])
+        if self.options["gpu_seconds"] > 0 and self.options["whole_host"]:
+            from perfkit.capture.gpu_records import GpuRecords
+
+            seconds = self.options["gpu_seconds"]
+            self.gpus = GpuRecords(self.folder, self.options["header"], self._append, interval_s=seconds)  # type: ignore[arg-type]
         if self.options["metrics_port"] is not None:
             from perfkit.capture.prometheus import serve_in_thread
 
@@ -132,6 +141,9 @@ class Side:
 
     def _finish(self) -> None:
         self.finishing = self.wanted = True
+        if self.gpus is not None:
+            self.gpus.close()
+            self.others = self.gpus.folders
         self.ended_at = time.monotonic()
         if self.spool is not None:
             with contextlib.suppress(OSError):
@@ -143,7 +155,7 @@ class Side:
     def _append(self, batch: dict[str, Any]) -> None:
         try:
             if self.spool is None and self.folder is not None and self.folder.is_dir():
-                self.spool = SpoolWriter(self.folder, {**self.options["header"], "side": True})  # type: ignore[arg-type]
+                self.spool = SpoolWriter(self.folder, {**self.options["header"], "side": True})
             if self.spool is not None:
                 self.spool.append(batch)
         except OSError:  # the trainer meets the same disk and says so
@@ -151,6 +163,8 @@ class Side:
 
     def _sample(self) -> None:
         now = time.monotonic()
+        if self.gpus is not None and not self.finishing:
+            self.gpus.turn()
         if self.sampler is None or self.finishing or now - self._sampled < self.options["host_seconds"]:
             return
         self._sampled = now
@@ -170,9 +184,10 @@ class Side:
                 return
             self._worked(self.worker)
             self.worker = None
-        if self.wanted:
+        if self.wanted or self.others:
+            folder = self.folder if self.wanted else self.others.pop()  # where GPU counters of other ranks are
             self.wanted = False
-            command = [sys.executable, "-m", "perfkit.capture.compact", str(self.folder), self.options["store"]]
+            command = [sys.executable, "-m", "perfkit.capture.compact", str(folder), self.options["store"]]
             command += ["--ingest-traces"] if self.options["ingest_traces"] else []
             quiet = subprocess.DEVNULL  # the job's log is not for tracebacks of ours
             self.worker = subprocess.Popen(

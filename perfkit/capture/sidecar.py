@@ -62,7 +62,8 @@ class Sidecar:
         store = settings.store if "://" in settings.store else str(Path(settings.store).expanduser().absolute())
         return {
             "store": store, "spool": str(Path(settings.spool).absolute()), "trainer": os.getpid(),
-            "host_seconds": settings.host_seconds, "ingest_traces": settings.ingest_traces,
+            "host_seconds": settings.host_seconds, "gpu_seconds": settings.gpu_seconds,
+            "ingest_traces": settings.ingest_traces,
             "metrics_port": settings.metrics_port if who.local_rank == 0 else None,
             "metrics_host": settings.metrics_host, "whole_host": who.local_rank == 0,
         }  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from _thread import get_native_id
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -22,6 +23,21 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 Entry = tuple[Any, ...]
 """(span, start, depth, range handle, gpu mark, enclosing entry)."""
+
+compiling: Callable[[], bool] = bool
+"""torch.compiler.is_dynamo_compiling once torch is there: inside a compiled function hooks do nothing, because
+Dynamo can trace neither clocks nor context variables, and with fullgraph=True that would be an error. They return
+a `nullcontext` there, which Dynamo knows."""
+
+
+def find_compiler() -> None:
+    """Look whether torch has been imported."""
+    global compiling
+    compiler: Any = sys.modules.get("torch.compiler")
+    compiling = getattr(compiler, "is_dynamo_compiling", compiling)
+
+
+find_compiler()
 
 _open: ContextVar[Entry | None] = ContextVar("perfkit_open_spans", default=None)
 
@@ -55,6 +71,8 @@ class Decorating:
 
             @functools.wraps(function)
             def wrapper(*args: Any, **kwargs: Any) -> Any:
+                if compiling():
+                    return function(*args, **kwargs)
                 with self._again():
                     return function(*args, **kwargs)
 

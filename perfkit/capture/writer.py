@@ -74,7 +74,7 @@ class Writer:
         self._stop.set()
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            say("finish() ran out of time, the disk is slow; what was written until the process ends is kept")
+            say("finish() ran out of time; what was written until the process ends is kept")
             self.sidecar.send({"do": "quiet"})
             return
         self.sidecar.finish(deadline)
@@ -280,7 +280,7 @@ class Writer:
             "cluster": who.cluster, "run": who.run, "attempt": who.attempt, "rank": who.rank, "host": who.host,
             "world_size": who.world_size, "time_ns": time.time_ns(), "ended": last, "dropped": self.recorder.dropped,
             "overhead_seconds": (self._own_ns + self.recorder.hook_ns) / 1e9,
-            "given_up": self.recorder.guard.given_up, **self.meter.snapshot(),
+            "given_up": self.recorder.guard.given_up, "gpu_uuid": self.recorder.gpu_uuid, **self.meter.snapshot(),
         }  # fmt: skip
 
 

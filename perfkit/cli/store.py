@@ -1,4 +1,4 @@
-"""Look after a store: list its runs, remove what killed writers left, bring it to today's schema.
+"""Look after a store: list its runs, remove what killed writers left, bring it to today's schema, roll it up.
 
 examples:
   perfkit store ls runs/
@@ -6,6 +6,7 @@ examples:
   perfkit store gc runs/                  # says what it would remove
   perfkit store gc runs/ --delete
   perfkit store migrate runs/
+  perfkit store rollup runs/              # what dashboards read, from the records of captured runs
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     migrate = actions.add_parser(
         "migrate", help="rewrite what an older perfkit wrote", description="Bring a store to today's schema."
     )
-    for action in (listing, collect, migrate):
+    rollup = actions.add_parser(
+        "rollup",
+        help="write the roll-ups of captured runs",
+        description="Write run_rollup, interruptions, job_nodes and gpu_rollup from the records of captured runs.",
+    )
+    rollup.add_argument("--run", help="only this run (default: all)")
+    for action in (listing, collect, migrate, rollup):
         action.add_argument("store", metavar="DIR", help="local folder or URI of the store")
         action.add_argument("--format", choices=("text", "json"), default="text")
 
@@ -42,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Run one sub-command."""
     from perfkit.store import Store
 
-    {"ls": _list, "gc": _collect, "migrate": _migrate}[args.action](Store(args.store), args)
+    {"ls": _list, "gc": _collect, "migrate": _migrate, "rollup": _rollup}[args.action](Store(args.store), args)
     return 0
 
 
@@ -151,3 +158,16 @@ def _migrate(store: Store, args: argparse.Namespace) -> None:
         print(json.dumps({"schema_version": 1, "store": store.uri, "changed": changed}))
     else:
         print(f"{changed} segments and files rewritten" if changed else "nothing to do: the store is current")
+
+
+def _rollup(store: Store, args: argparse.Namespace) -> None:
+    import time
+
+    from perfkit.goodput.capture_rollup import write_rollups
+
+    written = write_rollups(store, run=args.run, as_of_ns=time.time_ns())
+    if args.format == "json":
+        print(json.dumps({"schema_version": 1, "store": store.uri, "rows": written}))
+    else:
+        rows = ", ".join(f"{count:,} of {table}" for table, count in sorted(written.items()))
+        print(f"wrote {rows}" if rows else "nothing to do: no captured run left steps or lifecycle records")

@@ -84,6 +84,7 @@ class Timeline:
     phase_start: Ints = field(default_factory=lambda: _NONE)
     phase_end: Ints = field(default_factory=lambda: _NONE)
     fault_time: Ints = field(default_factory=lambda: _NONE)
+    _fault_attempt: Ints = field(default_factory=lambda: _NONE)
     fault_cause: list[str | None] = field(default_factory=list)
     fault_node: list[str | None] = field(default_factory=list)
     eligible_ns: int | None = None
@@ -150,6 +151,7 @@ class Timeline:
     def _set_faults(self, table: pa.Table, kinds: Any) -> None:
         rows = table.filter(pa.array(kinds == "fault")).sort_by("start_ns").to_pylist()
         self.fault_time = np.array([r["start_ns"] for r in rows], np.int64)
+        self._fault_attempt = np.array([r["attempt"] for r in rows], np.int64)
         self.fault_cause = [normalise_cause(r["cause"]) for r in rows]
         self.fault_node = [None] * len(rows)
 
@@ -171,7 +173,8 @@ class Timeline:
         if self.state == "running" and as_of_ns is not None:
             open_end = max(open_end, as_of_ns)
         attempts, start, end = _ints(table["attempt"]), _ints(table["start_ns"]), _ints(table["end_ns"], -1)
-        count = _ints(table["gpus"], -1)
+        of_job = (kinds == "allocated") | np.asarray(pc.is_null(table["rank"]))  # a rank's row counts its own GPUs
+        count = np.where(of_job, _ints(table["gpus"], -1), -1)
         stepped = _step_spans(steps)
         every = sorted({*attempts.tolist(), *stepped})
         rows = []
@@ -196,6 +199,14 @@ class Timeline:
                 last = max(last, open_end)
             rows.append((attempt, first, last, num or 1))
         self.allocations = disjoint(rows, self.notes)
+        self._settle_faults()
+
+    def _settle_faults(self) -> None:
+        """Keep a fault inside its own attempt: who reports a death may do so when the next attempt has begun."""
+        where = self.allocations
+        after = np.searchsorted(where.attempt, self._fault_attempt, side="right") if len(where.start) else _NONE
+        later = np.append(where.start, np.iinfo(np.int64).max)[after] if len(after) else self.fault_time + 1
+        self.fault_time = np.minimum(self.fault_time, later - 1)
 
 
 def _step_spans(steps: pa.Table | None) -> dict[int, tuple[int, int]]:

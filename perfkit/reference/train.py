@@ -102,6 +102,17 @@ class Trainer:
     def run(self) -> None:
         """Train to the last step, or to SIGTERM."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        try:
+            self._loop()
+        except Exception as error:  # usually a peer that is gone
+            self.log.write("failed", error=f"{type(error).__name__}: {error}"[:500])
+            raise
+        self.checkpoints.close()
+        self.probe.finish()
+        self.log.write("end")
+        self.log.close()
+
+    def _loop(self) -> None:
         config, loader = self.config, self.loader
         progress = Progress(config.train.steps) if config.train.progress and self.rank == 0 else None
         batches = iter(self.probe.data(self.faults.data(iter(loader))))
@@ -130,10 +141,6 @@ class Trainer:
                     self._save(step + 1)
         if progress:
             progress.close()
-        self.checkpoints.close()
-        self.probe.finish()
-        self.log.write("end")
-        self.log.close()
 
     def train_step(self, step: int, batch: Tensor) -> tuple[float, bool]:
         """Run forward, backward and the optimizer; return the job's loss and whether some rank was told to stop."""
@@ -176,7 +183,9 @@ class Trainer:
         return loss
 
     def _save(self, next_step: int) -> None:
+        began = time.time_ns()
         self.checkpoints.save(next_step, self.model, self.optimizer, {"loader": self.loader.state()})
+        self.log.write("saved", step=next_step, start_ns=began, end_ns=time.time_ns())
 
     def _report(self, kind: str, values: dict[str, Any]) -> None:
         self.log.write(kind, **values)

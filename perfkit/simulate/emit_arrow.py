@@ -183,6 +183,7 @@ class ArrowTemplate:
         comms = [comm for i in chosen if (comm := self.rows[i].comm) is not None]
         groups = self.identity.groups(rank)
         mine = [groups[comm.role] for comm in comms]
+        ranks_of = {role: group.ranks_text for role, group in groups.items()}  # long in a large job
         pairs = [self.identity.message_ranks(rank, comm) if comm.role == "pp" else (None, None) for comm in comms]
         sizes = [self.identity.message_sizes(rank, comm) for comm in comms]
         columns = {
@@ -192,7 +193,7 @@ class ArrowTemplate:
             "out_split": _texts([str(size[3]) for size in sizes]),
             "group_name": _texts([group.name for group in mine]),
             "group_desc": _texts([group.desc for group in mine]),
-            "group_ranks": _texts([group.ranks_text for group in mine]),
+            "group_ranks": _texts([ranks_of[comm.role] for comm in comms]),
             "group_size": _ints([len(group.ranks) for group in mine]),
             "src_rank": _ints([pair[0] for pair in pairs]),
             "dst_rank": _ints([pair[1] for pair in pairs]),

@@ -322,13 +322,11 @@ def _run(
             continue
         for result in outcome.unwrap():
             if isinstance(result.error, StoreFull):
-                report.full = report.full or result.error
+                report.full = report.full or result.error  # a smaller file may still fit: go on
             elif result.plan_again is None:
                 _record(result, report)
             else:
                 late.append((result.input, result.plan_again))
-        if report.full:
-            return []  # dropping the iterator ends the workers
     return late
 
 

@@ -20,6 +20,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -48,6 +49,9 @@ COLUMNS = {
     "counters": ("time_ns", "name", "series", "value", "device"),
 }
 """What the rows of a batch hold, in order."""
+GPU_COLUMNS = ("time_ns", "device", "uuid", "name", "series", "value")
+"""Rows of `gpu_counters` and `unclaimed_gpu_counters` (of GPUs that no rank uses), which become counters too."""
+HEALTH_COLUMNS = ("time_ns", "device", "uuid", "kind", "severity", "code", "detail")
 _HEADER = {"cluster": str, "run": str, "attempt": int, "rank": int, "host": str}
 _TRACE_NAME = re.compile(r"step-(\d+)\.json")
 
@@ -63,6 +67,8 @@ class SegmentRows:
     closed: bool
     fingerprint: str
     size_bytes: int
+    health: pa.Table | None = None
+    """Rows of the fleet table `health_events`."""
 
 
 @dataclass(slots=True)
@@ -106,7 +112,13 @@ def parse_segment(data: bytes, shown: str) -> SegmentRows:
         raise CorruptInput("its header is missing or damaged", path=shown, next_step=_COPY)
     try:
         return _rows_of(segment, header, shown, len(data))
-    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:  # well-framed, but not by perfkit
+    except (
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+    ) as error:  # well-framed, but not by perfkit
         raise CorruptInput(f"not what perfkit writes ({type(error).__name__})", path=shown, next_step=_COPY) from None
 
 
@@ -135,7 +147,19 @@ def _rows_of(segment: Segment, header: dict[str, Any], shown: str, size_bytes: i
         _see(info, name, table)
     name = str(header.get("segment") or segment.uid.hex())
     fingerprint = f"spool:{segment.uid.hex()}:{segment.sound_bytes}:{len(segment.batches)}"
-    return SegmentRows(name, header, tables, info, segment.closed, fingerprint, size_bytes)
+    return SegmentRows(
+        name, header, tables, info, segment.closed, fingerprint, size_bytes, _health(segment, header, shown)
+    )
+
+
+def _health(segment: Segment, header: dict[str, Any], path: str) -> pa.Table | None:
+    rows = [row for batch in segment.batches for row in batch.get("health", ())]
+    if not rows:
+        return None
+    table = _table("health_events", HEALTH_COLUMNS, rows, path)
+    for name, value in (("cluster", header["cluster"]), ("node", header["host"])):
+        table = table.append_column(name, pa.array([value] * len(rows), pa.utf8()))
+    return table
 
 
 _COPY = "copy it again from the node that wrote it; what was compacted before is in the store"
@@ -147,22 +171,33 @@ def _tables(segment: Segment, header: dict[str, Any], path: str) -> dict[str, pa
         rows = [row for batch in segment.batches for row in batch.get(name, ())]
         if name == "steps":
             rows = _with_late_losses(rows, [pair for batch in segment.batches for pair in batch.get("losses", ())])
-        if not rows:
-            continue
-        schema = TABLES[name]
-        types = {column.name: column.type for column in schema.columns}
-        try:
-            arrays = [
-                pa.array(values, types[column].value_type if pa.types.is_dictionary(types[column]) else types[column])
-                for column, values in zip(columns, zip(*rows, strict=True), strict=True)
-            ]
-        except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, TypeError, OverflowError) as error:
-            raise CorruptInput(f"rows of {name} are not what perfkit writes ({error})", path=path) from None
-        tables[name] = pa.table(arrays, names=list(columns))
-    if "counters" in tables:
-        host = pa.array([header["host"]] * len(tables["counters"]), pa.utf8())
-        tables["counters"] = tables["counters"].append_column("host", host)
+        if rows:
+            tables[name] = _table(name, columns, rows, path)
+    counters = [_counters(tables.pop("counters"), header["rank"])] if "counters" in tables else []
+    for name, rank in (("gpu_counters", header["rank"]), ("unclaimed_gpu_counters", None)):
+        rows = [row for batch in segment.batches for row in batch.get(name, ())]
+        if rows:
+            counters.append(_counters(_table("counters", GPU_COLUMNS, rows, path), rank))
+    if counters:
+        table = pa.concat_tables(counters, promote_options="default")
+        tables["counters"] = table.append_column("host", pa.array([header["host"]] * len(table), pa.utf8()))
     return tables
+
+
+def _counters(table: pa.Table, rank: int | None) -> pa.Table:
+    return table.append_column("rank", pa.array([rank] * len(table), pa.int32()))
+
+
+def _table(name: str, columns: tuple[str, ...], rows: list[list[Any]], path: str) -> pa.Table:
+    types = {column.name: column.type for column in TABLES[name].columns}
+    try:
+        arrays = [
+            pa.array(values, types[column].value_type if pa.types.is_dictionary(types[column]) else types[column])
+            for column, values in zip(columns, zip(*rows, strict=True), strict=True)
+        ]
+    except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, TypeError, OverflowError) as error:
+        raise CorruptInput(f"rows of {name} are not what perfkit writes ({error})", path=path) from None
+    return pa.table(arrays, names=list(columns))
 
 
 def _with_late_losses(rows: list[list[Any]], losses: list[list[Any]]) -> list[list[Any]]:
@@ -210,10 +245,12 @@ def compact_folder(
                 segment = read_segment(path)
                 if run is not None:
                     segment.header["run"] = run
+                said = {name: value for name, value in (segment.header.get("metadata") or {}).items() if value is not None}
+                segment.header["metadata"] = {**((done.header or {}).get("metadata") or {}), **said}
                 done.header = segment.header
                 if living and not segment.closed and not include_open:
                     continue
-                if segment.tables or segment.info.oddities:
+                if segment.tables or segment.info.oddities or segment.health is not None:
                     fresh = commit_segment(Store(store), segment, str(path))
                     done.num_segments += fresh
                     done.unchanged += not fresh
@@ -258,10 +295,21 @@ def commit_segment(store: Store, segment: SegmentRows, path: str) -> bool:
                 writer.write("quality", _quality(info, path))
                 extra = {"parts": 1, "bytes_read": segment.size_bytes, "spool_segment": segment.name}
                 writer.commit(info, source_path=path, extra=extra)
+            _write_health(store, segment)
             return True
         except SegmentTaken:  # a trace of the same rank was ingested meanwhile
             continue
     raise PerfkitError(f"{path}: no free segment number", next_step="run it again")
+
+
+def _write_health(store: Store, segment: SegmentRows) -> None:
+    """Write what happened to the GPUs of the host by date; the segment's name makes that repeatable."""
+    if segment.health is None:
+        return
+    days = [time.strftime("%Y-%m-%d", time.gmtime(ns / 1e9)) for ns in segment.health["time_ns"].to_pylist()]
+    for day in sorted(set(days)):
+        rows = segment.health.filter(pa.array([one == day for one in days]))
+        store.write_fleet("health_events", rows, date=day, part=f"capture-{segment.header['host']}-{segment.name}")
 
 
 def _own_commits(store: Store, key: layout.RunKey, rank: int) -> dict[int, Commit]:

@@ -49,7 +49,9 @@ def unpacking_folder() -> Iterator[Path]:
 
 
 def _delete_abandoned(own: Path) -> None:
-    for folder in own.parent.glob(f"{PREFIX}*"):
+    with os.scandir(own.parent) as entries:  # not glob: temporary folders can hold a great many files
+        left = [own.parent / entry.name for entry in entries if entry.name.startswith(PREFIX)]
+    for folder in left:
         if folder == own:
             continue
         with suppress(OSError):  # somebody else's, or gone

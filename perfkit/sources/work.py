@@ -22,7 +22,6 @@ from perfkit.sources.base import Input, PartInfo, Reading, ReadOptions
 from perfkit.sources.kineto_tables import meta_rows
 from perfkit.sources.ranks import PlannedInput, TimeRange, overlapping
 from perfkit.store import Store
-from perfkit.store.files import StoreFull
 from perfkit.store.segment import SegmentTaken, SegmentWriter
 
 
@@ -83,7 +82,7 @@ def content_key(input: Input, part: int, options: ReadOptions) -> str:
 
 
 def ingest_group(work: GroupWork) -> list[InputResult]:
-    """Ingest the inputs of a group in order; stops when the store is full."""
+    """Ingest the inputs of a group in order."""
     store = Store(work.store)
     covered = list(work.earlier)
     results = []
@@ -97,10 +96,6 @@ def ingest_group(work: GroupWork) -> list[InputResult]:
                 PartInfo(rank=None if part.rank_source == "assigned" else part.rank, rank_source=part.rank_source)
                 for part in item.parts
             ]
-        except StoreFull as error:
-            result.error = error
-            results.append(result)
-            break  # the others of the group would only say the same
         except PerfkitError as error:
             result.error = error
         except (OSError, pa.ArrowException, MemoryError) as error:

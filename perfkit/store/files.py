@@ -41,7 +41,7 @@ _NEXT_STEPS |= {errno.EPERM: _NEXT_STEPS[errno.EACCES], errno.EEXIST: _NEXT_STEP
 
 
 class StoreFull(StoreError):
-    """Nothing more can be written: no space, or a quota. Whatever comes next would fail as well."""
+    """No space, or a quota: the disk's fault and not that of the file being written."""
 
 
 @contextmanager

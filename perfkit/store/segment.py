@@ -79,7 +79,8 @@ class SegmentWriter:
         schema = TABLES[table]
         rows = conform(schema, self._label(schema, rows))
         if table not in self._parts:
-            self._parts[table] = _Part(self._files.name, schema, self._scratch / f"{table}.parquet", self.fingerprint)
+            path = self._scratch / f"{table}.parquet"
+            self._parts[table] = _Part(self._files.name, schema, path, self.fingerprint, self._thread is not None)
         part = self._parts[table]
         if self._thread:
             self._thread.submit(part, rows)
@@ -142,7 +143,7 @@ class SegmentWriter:
                 continue
             if name not in rows.column_names:
                 rows = rows.append_column(name, constant(value, pa.int32(), len(rows)))
-            elif pc.min_max(rows[name]).as_py() != {"min": value, "max": value}:
+            elif pc.min_max(rows[name]).as_py() not in ({"min": value, "max": value}, {"min": None, "max": None}):
                 raise SchemaError(f"{schema.name}.{name}: rows of another {name} in segment {self._name}")
         return rows
 
@@ -211,6 +212,7 @@ class _Part:
     schema: TableSchema
     path: Path
     fingerprint: str
+    background: bool = False
     rows: int = 0
     _pending: list[pa.Table] = field(default_factory=list)
     _pending_rows: int = 0
@@ -220,7 +222,8 @@ class _Part:
         self._pending.append(rows)
         self._pending_rows += len(rows)
         # Small groups first, so that a writer in the background starts while a small file is still being read.
-        if self._pending_rows >= min(ROW_GROUP_ROWS, max(FIRST_GROUP_ROWS, self.rows)):
+        wanted = min(ROW_GROUP_ROWS, max(FIRST_GROUP_ROWS, self.rows)) if self.background else ROW_GROUP_ROWS
+        if self._pending_rows >= wanted:
             self._flush()
 
     def _flush(self) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipeline_traces import MICRO_BATCHES, read_pipeline
 from sim_tables import SimulatedView, simulated
 
-from perfkit.analysis.bubble import PARTS, Bubbles, bubbles, waits_for_receive
-from perfkit.analysis.intervals import clip, difference, union
+from perfkit.analysis.axes import mesh_text
+from perfkit.analysis.bubble import PARTS, Bubbles, bubbles, split_bubble, waits_for_receive
+from perfkit.analysis.job import view_job
+from perfkit.analysis.pipeline_work import Messages, Work
 from perfkit.analysis.schedules import Shape, messages, passes, recognise, replay
 from perfkit.analysis.timeline import ints
 from perfkit.analysis.waterfall import WINDOW_IDLE
@@ -154,6 +158,17 @@ def test_a_slow_rank_costs_its_pipeline_what_a_healthy_job_does_not_have(mesh):
     assert total(after, lane, "ideal_ns") == pytest.approx(total(before, lane, "ideal_ns"), rel=0.02)
 
 
+@pytest.mark.parametrize("mesh", [Mesh(pp=2, vpp=2), Mesh(pp=2, dp=2)], ids=str)
+def test_through_the_jobs_own_view_the_bubble_is_the_truth_too(mesh):
+    truth = SimulatedView(simulated(mesh))
+    view = view_job(truth.parts, hosts=truth.hosts, devices=truth.devices, world_size=truth.world_size)
+    found = bubbles(view, truth.detail("attribution"), truth.detail("window_idle"), truth.detail("compute"))
+    wanted = [step["bubble_ns"] for steps in truth.truth.values() for step in steps]
+    assert found.ranks["device_ns"].to_pylist() == wanted
+    assert found.shape == Shape(mesh.pp, truth.sim.job.micro_batches, mesh.vpp)
+    assert view.layout.text == mesh_text({"pp": mesh.pp, "dp": mesh.dp})
+
+
 def test_a_job_without_a_pipeline_has_no_bubbles():
     found = find(SimulatedView(simulated(Mesh(dp=2))))
     assert len(found.ranks) == 0
@@ -225,28 +240,50 @@ def test_such_idle_time_is_handed_back_and_counted_once():
 # ------------------------------------------------------------------ real pipelines
 
 
-@pytest.mark.parametrize(("name", "micro_batches", "replicas"), [("ST", 4, 2), ("AR", 32, 4)])
-def test_the_replay_predicts_the_bubbles_of_real_jobs(traces: Path, name: str, micro_batches: int, replicas: int):
-    """Passes and receives of production jobs with 4 stages: what the order of passes costs is what they waited."""
-    path = traces / "ByteDance-Seed__StragglerAnalysis" / "data" / f"trace-{name}.parquet"
-    if not path.exists():
+@pytest.mark.parametrize("name", MICRO_BATCHES)
+def test_the_replay_predicts_the_bubbles_of_real_jobs(traces: Path, name: str):
+    """What the order of passes costs is what the stages waited."""
+    table, _ = read_pipeline(traces, name)
+    stage = ints(table["stage"])
+    lanes = [
+        np.stack([ints(table[f"{kind}_pass_ns"])[stage == one] for one in range(4)]) for kind in ("forward", "backward")
+    ]
+    measured = np.stack([ints(table["bubble_ns"])[stage == one] for one in range(4)])
+    waits = replay("1f1b", Shape(4, MICRO_BATCHES[name]), *lanes)
+    assert waits.inner.sum() == pytest.approx(measured.sum(), rel=0.03)
+    assert waits.inner[:3].sum(axis=1) == pytest.approx(measured[:3].sum(axis=1), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "other"), [("ST", "imbalance_ns", "straggler_ns"), ("AR", "straggler_ns", "imbalance_ns")]
+)
+def test_real_jobs_have_the_cause_that_was_published(traces: Path, name: str, cause: str, other: str):
+    table, layout = read_pipeline(traces, name)
+    work = Work(ints(table["forward_ns"]), ints(table["backward_ns"]))
+    found = split_bubble(layout, table, work, Messages([], [], [], [], []), "1f1b", Shape(4, MICRO_BATCHES[name]))
+    sums = {part: int(ns.sum()) for part, ns in zip(PARTS, found, strict=True)}
+    assert sum(sums.values()) == ints(table["bubble_ns"]).sum()
+    assert sums[cause] > 4 * sums[other]
+    assert sums[cause] > 0.3 * sum(sums.values())
+    assert sums["other_ns"] < 0.02 * sum(sums.values())
+
+
+def test_the_replay_predicts_a_measured_pipeline_of_eight_stages(traces: Path):
+    """Starts and ends of the passes of 16 micro-batches on 8 devices, the last of 20 iterations."""
+    folder = traces / "AMD-AGI__Primus" / "tools" / "visualization" / "pp_vis" / "pp_data_example"
+    files = sorted((folder / "gpu8_layer64_gbs16" / "pp8").glob("pp_rank_*.json"))
+    if len(files) != 8:
         pytest.skip("not among the real traces here")
-    frame = pq.read_table(path).to_pandas()
-    start = (frame.start_ts.astype(float) * 1e9).astype("int64")
-    frame = frame.assign(start=start, end=start + (frame.duration.astype(float) * 1e9).astype("int64"))
-    forward, backward, measured = ([[] for _ in range(4)] for _ in range(3))
-    for (stage, _, _), one in frame.groupby(["stage", "dp_rank", "step"]):
-        work = one[one.optype.isin(("forward-compute", "backward-compute"))]
-        receives = one[one.optype.isin(("forward-recv", "backward-recv"))]
-        waited = difference(union(receives.start, receives.end), union(work.start, work.end))
-        measured[stage].append(clip(waited, int(work.start.min()), 2**62).total)
-        for kind, times in (("forward-compute", forward), ("backward-compute", backward)):
-            chosen = work[work.optype == kind]
-            assert len(chosen) == micro_batches
-            times[stage].append((chosen.end - chosen.start).median())
-    lanes = [np.array(times).astype(np.int64) for times in (forward, backward)]
-    assert lanes[0].shape[1] % replicas == 0
-    waits = replay("1f1b", Shape(4, micro_batches), *lanes)
-    assert waits.inner.sum() == pytest.approx(np.sum(measured), rel=0.03)
-    for stage in range(3):
-        assert waits.inner[stage].sum() == pytest.approx(np.sum(measured[stage]), rel=0.05)
+    shape, measured, times = Shape(8, 16), [], []
+    for stage, path in enumerate(files):
+        step = json.loads(path.read_text())["20"]
+        forward, backward = (
+            list(zip(step[f"{kind}_start"], step[f"{kind}_end"], strict=True)) for kind in ("fwd", "bwd")
+        )
+        played = sorted([*((*one, "F") for one in forward), *((*one, "B") for one in backward)])
+        assert [kind for *_, kind in played] == [one.kind for one in passes("1f1b", stage, shape)]
+        measured.append(sum(max(0.0, after[0] - before[1]) for before, after in pairwise(played)))
+        times.append([np.median([end - start for start, end in one]) for one in (forward, backward)])
+    lanes = np.rint(np.array(times).T[:, :, None] * 1e6).astype(np.int64)
+    waits = replay("1f1b", shape, *lanes)
+    assert waits.inner[:7, 0] / 1e6 == pytest.approx(measured[:7], rel=0.08)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from pipeline_traces import read_pipeline
 from sim_tables import SimulatedView, simulated
 
 from perfkit.analysis.stragglers import FLAG_BELOW, median_of_others, own_work, stragglers
 from perfkit.analysis.timeline import ints
+from perfkit.analysis.waterfall import WINDOW_IDLE
 from perfkit.simulate import Mesh, parse_fault
 
 LARGE = {"hidden": 1024, "ffn": 4096, "head_dim": 128, "seq_len": 2048, "steps": 4}
@@ -129,3 +134,11 @@ def test_what_the_others_paid_stands_beside_the_score():
     table = stragglers(view, view.detail("attribution"), view.detail("idle"), blame)
     found = {row["rank"]: (row["wait_caused_ns"], row["recoverable_ns"]) for row in table.to_pylist()}
     assert found == {0: (None, None), 1: (700, 300)}
+
+
+@pytest.mark.parametrize(("name", "slow"), [("AR", [0]), ("ST", [])])
+def test_real_jobs_have_the_slow_worker_that_was_published_or_none(traces: Path, name: str, slow: list[int]):
+    table, layout = read_pipeline(traces, name)
+    view = SimpleNamespace(layout=layout, ranks=sorted(layout.role_of))
+    found = stragglers(view, table, WINDOW_IDLE.empty_table()).to_pylist()
+    assert [row["rank"] for row in found if row["flagged"]] == slow

@@ -78,10 +78,13 @@ def break_now(fault: str, store: Path) -> None:
     elif fault == "sigterm":
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
-    elif fault == "sigkill":
+    elif fault == "sigkill" or (fault == "sigkill-rank-1" and is_victim()):
         os.kill(os.getpid(), signal.SIGKILL)
-    elif fault == "sigkill-rank-1" and os.environ["RANK"] == "1" and int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 5:
-        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_victim() -> bool:
+    """Rank 1, until it has been restarted five times."""
+    return os.environ["RANK"] == "1" and int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 5
 
 
 def build(parallel: str) -> torch.nn.Module:

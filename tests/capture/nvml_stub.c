@@ -2,6 +2,7 @@
  *
  * Faults come from the file named by NVML_STUB, read at every call: lines `key value`.
  *   gpus N | lost I | hang 1 | xid I CODE (once) | unsupported 1 (utilisation) | unknown 1 | step N (of the energy counter)
+ *   utilization N (of GPU 0, in percent; 50) |
  *   start N (first value of the PCIe counter, 32 bits) | init CODE | gpm 0 | mig 1
  * -DNO_CLOCKS leaves nvmlDeviceGetClockInfo out: a driver that lacks a symbol.
  */
@@ -64,7 +65,7 @@ int nvmlDeviceGetMemoryInfo(handle h, memory *m) { (void)h; m->total = 80ull << 
 int nvmlDeviceGetMemoryInfo_v2(handle h, memory_v2 *m) { CHECK(h); m->total = 80ull << 30; m->reserved = 0; m->used = (h->index + 1ull) << 30; m->free = m->total - m->used; return OK; }
 
 typedef struct { unsigned gpu, memory; } utilization;
-int nvmlDeviceGetUtilizationRates(handle h, utilization *u) { CHECK(h); if (setting("unsupported", 0)) return NOT_SUPPORTED; u->gpu = 50 + h->index; u->memory = 10; return OK; }
+int nvmlDeviceGetUtilizationRates(handle h, utilization *u) { CHECK(h); if (setting("unsupported", 0)) return NOT_SUPPORTED; u->gpu = (unsigned)setting("utilization", 50) + h->index; u->memory = 10; return OK; }
 #ifndef NO_CLOCKS
 int nvmlDeviceGetClockInfo(handle h, unsigned kind, unsigned *mhz) { CHECK(h); *mhz = kind == 1 ? 1980 : 2619; return OK; }
 #endif

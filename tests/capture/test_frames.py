@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfkit.capture.frames import (
-    FRAME, MARKER, OPENING, NotASegment, decode_segment, encode_frame, frame_seed, never_began, open_bytes,
+    FRAME,
+    MARKER,
+    OPENING,
+    NotASegment,
+    decode_segment,
+    encode_frame,
+    frame_seed,
+    never_began,
+    open_bytes,
 )  # fmt: skip
 
 UID = bytes(range(16))

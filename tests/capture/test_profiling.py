@@ -196,3 +196,22 @@ def test_the_profiler_costs_nothing_between_windows(init):
     assert pk.profiling._window is None
     assert not pk.profiling.disturbed
     assert torch.autograd.profiler.profile._prepare_trace.__name__ == "_prepare_trace"  # and not our watchman
+
+
+@pytest.mark.parametrize("switch", ["1", "0"])
+def test_hooks_inside_a_compiled_function_do_not_break_its_graph(init, monkeypatch, switch):
+    monkeypatch.setenv("PERFKIT", switch)
+    pk = init()
+
+    @perfkit.span("decorated")
+    def inner(x):
+        return x * 3
+
+    def function(x):
+        with pk.span("a"), perfkit.span("b"), pk.event("eval"):
+            pk.log("loss", 1.0)
+            return inner(x) + 1
+
+    compiled = torch.compile(function, backend="eager", fullgraph=True)
+    assert compiled(torch.ones(2)).tolist() == function(torch.ones(2)).tolist() == [4.0, 4.0]
+    torch._dynamo.reset()

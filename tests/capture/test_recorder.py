@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -26,7 +27,7 @@ def test_steps_are_numbered_counted_and_in_order(init, compacted):
     assert [row["tokens"] for row in rows] == [0, 10, 20, None]
     assert [row["samples"] for row in rows] == [0, 1, 2, None]
     assert [row["loss"] for row in rows] == [0.0, 0.5, 1.0, None]
-    assert all(a["end_ns"] <= b["start_ns"] for a, b in zip(rows, rows[1:], strict=False))
+    assert all(a["end_ns"] <= b["start_ns"] for a, b in pairwise(rows))
 
 
 def test_what_is_known_only_inside_the_step_can_be_set_there(init, compacted):

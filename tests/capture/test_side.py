@@ -10,6 +10,8 @@ import time
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 import perfkit
 from perfkit.store import Store
 from tests.capture.test_capture_metrics import samples
@@ -49,6 +51,7 @@ def _is_zombie(pid):
         return True
 
 
+@pytest.mark.slow
 def test_the_endpoint_serves_the_live_run(init, store):
     pk = init(side_process=True, metrics_port=0, flush_seconds=0.02, run="served")
     with pk.step(tokens=77):
@@ -66,6 +69,7 @@ def test_the_endpoint_serves_the_live_run(init, store):
     pk.finish(timeout=120)
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_one_line_and_nothing_else(init, said):
     import socket
 
@@ -106,6 +110,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_trainer_is_noticed_although_its_forked_workers_live_on(store):
     trainer = subprocess.Popen(
         [sys.executable, "-c", TRAINER, str(store)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

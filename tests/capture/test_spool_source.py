@@ -133,6 +133,21 @@ def test_losses_that_come_after_their_step_are_filled_in(tmp_path):
     assert rows.header["metadata"]["model"] == "m"
 
 
+def test_gpu_samples_become_counters_and_what_happened_to_gpus_becomes_health_events(tmp_path):
+    folder, writer = spool_of(tmp_path)
+    writer.append({"counters": [[NOW, "loss", "log", 1.0, None]]})
+    writer.append({"gpu_counters": [[NOW, 3, "GPU-abc", "gpu_power_watts", None, 512.0]]})
+    writer.append({"health": [[NOW, 3, "GPU-abc", "xid", "fault", 79, "fell off the bus"]]})
+    writer.close()
+    store = str(tmp_path / "store")
+    compact_folder(folder, store)
+    rows = {row["name"]: row for row in stored(store, "counters")}
+    assert (rows["gpu_power_watts"]["device"], rows["gpu_power_watts"]["uuid"]) == (3, "GPU-abc")
+    assert rows["loss"]["uuid"] is None
+    (event,) = Store(store).read("health_events", cluster="c").to_pylist()
+    assert (event["node"], event["code"], event["kind"], event["severity"]) == ("h", 79, "xid", "fault")
+
+
 @pytest.mark.parametrize(
     "batch",
     [{"steps": 5}, {"steps": [[1]]}, {"steps": [["x"] * 9]}, {"metadata": 3}, {"dropped": "x"}, {"losses": [[1]]},
@@ -149,7 +164,7 @@ def test_well_framed_nonsense_is_refused(batch):
 
 def test_ranks_and_traces_share_a_run_without_meeting(tmp_path):
     for rank in (1, 0):
-        folder, writer = spool_of(tmp_path, rank)
+        _, writer = spool_of(tmp_path, rank)
         writer.append({"steps": steps(0, 2)})
         writer.close()
     store = str(tmp_path / "store")

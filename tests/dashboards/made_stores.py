@@ -56,7 +56,7 @@ def run_hours(
                 "device": "NVIDIA H100 80GB HBM3", "world_size": gpus, "gpus": gpus, "num_nodes": gpus // 8,
                 "state": state, "eligible_ns": start_ns - HOUR, "run_start_ns": start_ns,
                 "last_seen_ns": start_ns + hours * HOUR, "steps": 3600, "lost_steps": 0, "tokens": 3600 * 65536,
-                "model_flops": flops, "retained_flops": flops * productive / step_ns, "peak_flops": PEAK,
+                "model_flops": flops, "retained_flops": mfu * PEAK * productive * 1e-9, "peak_flops": PEAK,
                 "step_ns": step_ns, "mfu_ratio": mfu, "loss": 3.0 - hour / hours, "step_time_p50_ns": 10**9,
                 "step_time_p95_ns": 12 * 10**8, "allocated_ns": allocated, "productive_ns": productive, **buckets,
                 "queue_ns": gpus * HOUR if hour == 0 else 0, "interruptions": 0, "restarts": 0, "synthetic": True,

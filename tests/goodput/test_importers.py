@@ -310,7 +310,7 @@ def test_prometheus_text_and_values_that_mean_none(tmp_path):
 
 def test_nvidia_smi_csv(tmp_path):
     (tmp_path / "s.csv").write_text(
-        "timestamp, index, uuid, temperature.gpu, utilization.gpu [%], power.draw [W], ecc.errors.uncorrected.volatile.total\n"
+        "timestamp, index, uuid, temperature.gpu, utilization.gpu [%], power.draw [W], ecc.errors.total\n"
         "2024/01/02 03:04:05.250, 0, GPU-1, 45, 97 %, 512.50 W, [N/A]\n"
         "garbage, 1, GPU-2, 45, 97 %, 512.50 W, 0\n"
     )

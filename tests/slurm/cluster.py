@@ -47,9 +47,11 @@ ReturnToService=2
 MpiDefault=none
 JobRequeue=1
 SlurmdParameters=config_overrides
-NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr={address} Port=[17001-{last_port}] CPUs=4 RealMemory=500 State=UNKNOWN
+NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr={address} Port=[17001-{last}] CPUs=4 RealMemory=500 State=UNKNOWN
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
 """
+REQUEUE_S = 15.0
+"""Sooner, and the node still refuses the credential of the first attempt, which it has just revoked."""
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "ip")
 
 
@@ -94,7 +96,7 @@ class SlurmCluster:
         key.chmod(0o400)
         folder.chmod(0o755)
         values = {"host": socket.gethostname().split(".")[0], "address": ADDRESS, "folder": folder, "nodes": self.nodes}
-        (folder / "slurm.conf").write_text(CONFIG.format(**values, last_port=17000 + self.nodes))
+        (folder / "slurm.conf").write_text(CONFIG.format(**values, last=17000 + self.nodes))
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         for command in (
             ["ip", "netns", "add", self._space],
@@ -122,9 +124,10 @@ class SlurmCluster:
         return done.stdout.split() == ["idle"] * self.nodes
 
     def _daemon(self, *command: str) -> None:
-        log = (self.folder / f"{command[0]}.out").open("ab")
         wrapped = ["ip", "netns", "exec", self._space, *command]
-        self._daemons.append(subprocess.Popen(wrapped, stdout=log, stderr=log, env=self.environ, start_new_session=True))
+        with (self.folder / f"{command[0]}.out").open("ab") as log:
+            daemon = subprocess.Popen(wrapped, stdout=log, stderr=log, env=self.environ, start_new_session=True)
+        self._daemons.append(daemon)
 
     def _command(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         wrapped = ["ip", "netns", "exec", self._space, *command]
@@ -154,12 +157,16 @@ class SlurmCluster:
         return dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
 
     def wait(self, job: str, state: str, timeout_s: float = 240) -> dict[str, str]:
-        """Wait for a state of a job; a requeued job need not wait its two minutes."""
+        """Wait for a state of a job; one that was requeued waits REQUEUE_S instead of its two minutes."""
+        requeued_at: float | None = None
 
         def there() -> bool:
+            nonlocal requeued_at
             facts = self.facts(job)
             if facts.get("JobState") == "PENDING" and facts.get("Reason") == "BeginTime":
-                self._command("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
+                requeued_at = requeued_at or time.monotonic()
+                if time.monotonic() - requeued_at > REQUEUE_S:
+                    self._command("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
             return facts.get("JobState") == state
 
         self._until(there, f"job {job} to be {state}, it is {self.facts(job).get('JobState')}", timeout_s)

@@ -133,19 +133,16 @@ def test_the_commit_says_everything_about_its_source(store, make_events):
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_small_chunks_become_growing_row_groups_with_one_dictionary_each(store, make_events, background):
+def test_small_chunks_become_row_groups_with_one_dictionary_each(store, make_events, background):
     chunk = ROW_GROUP_ROWS // 4
     with store.writer("c", "r", rank=0, segment=0, fingerprint="x", background=background) as writer:
         for index in range(6):
             writer.write("events", make_events(chunk, first=index * chunk, name=f"n{index}-"))
         writer.commit()
     metadata = pq.read_metadata(store.files("events")[0])
-    assert [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)] == [
-        chunk,
-        chunk,
-        2 * chunk,
-        2 * chunk,
-    ]
+    groups = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
+    # A writer in the background begins with small groups, to have something to do early.
+    assert groups == ([chunk, chunk, 2 * chunk, 2 * chunk] if background else [4 * chunk, 2 * chunk])
     rows = store.read("events")
     assert rows["event_id"].to_pylist() == list(range(6 * chunk))
     assert rows["name"][5 * chunk].as_py().startswith("n5-")

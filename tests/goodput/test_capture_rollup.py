@@ -1,0 +1,140 @@
+"""Roll-ups of what capture left in a store."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from perfkit.errors import UsageError
+from perfkit.goodput.capture_rollup import write_rollups
+from perfkit.goodput.importers import Assume
+from perfkit.goodput.question import ask
+from perfkit.schema import ATTRIBUTION, COUNTERS, GOODPUT_BUCKETS, table_from_rows
+from perfkit.sources.base import PartInfo
+from perfkit.store import Store
+from tests.goodput.records import S, every, lifecycle, steps
+
+T = 1_700_000_000
+
+
+def write_rank(store: Store, attempt: int, rank: int, records, step_rows, *, host: str = "n0", counters=None) -> None:
+    with store.writer("c", "llama", attempt, rank=rank, segment=0, fingerprint=f"{attempt}-{rank}") as writer:
+        writer.write("lifecycle", records.drop_columns(["attempt", "rank"]))
+        writer.write("steps", step_rows.drop_columns(["attempt", "rank"]))
+        if counters is not None:
+            writer.write("counters", counters)
+        writer.commit(
+            PartInfo(rank=rank, source="capture", world_size=2, host=host, start_ns=T * S, end_ns=(T + 99) * S)
+        )
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    """A run of two ranks that dies after step 9 and goes on from step 5."""
+    store = Store(tmp_path / "store")
+    for rank in (0, 1):
+        first = lifecycle(("init", T, T + 4), ("fault", T + 15, None, {"cause": "ended without finish()"}))
+        write_rank(
+            store, 0, rank, first, steps(*every(0, 9, T + 5, 1, tokens=100, model_flops=5e12)), host=f"n{rank}",
+            counters=gpu_samples(rank),
+        )  # fmt: skip
+        second = lifecycle(("init", T + 100, T + 102), ("checkpoint_restore", T + 102, T + 103), ("end", T + 120, None))
+        write_rank(
+            store, 1, rank, second, steps(*every(5, 19, T + 105, 1, tokens=100, model_flops=5e12)), host=f"n{rank}"
+        )
+    for attempt in (0, 1):
+        metadata = {"peak_flops": 1e13, "devices_per_replica": 1, "model": "llama3-8b", "user": "ann", "device": "H100"}
+        store.finalise("c", "llama", attempt, metadata)
+    return store
+
+
+def gpu_samples(rank: int) -> pa.Table:
+    rows = [("gpu_temperature_celsius", None, 60.0 + i) for i in range(3)]
+    rows += [("gpu_ecc_errors_total", "corrected", float(v)) for v in (10, 12, 1)]
+    return table_from_rows(
+        COUNTERS,
+        [
+            {
+                "rank": rank,
+                "segment": 0,
+                "host": f"n{rank}",
+                "device": 0,
+                "uuid": f"GPU-{rank}",
+                "time_ns": (T + i % 3) * S,
+                "name": name,
+                "series": series,
+                "value": value,
+            }
+            for i, (name, series, value) in enumerate(rows)
+        ],
+    )
+
+
+def test_a_crashed_and_requeued_job_is_one_run_with_two_attempts(store):
+    answer = ask(["llama"], store=store.uri)
+    buckets = {name: row["ns"] / 2 / S for name, row in answer["totals"]["buckets"].items() if row["ns"]}
+    #  attempt 0: init 5, steps 0..4 kept, 5..9 lost;  attempt 1: 2 + 2 to start, 1 to restore, 15 steps
+    assert buckets == {"init": 5, "productive": 20, "lost": 5, "recovery": 4, "restore": 1}
+    assert answer["scope"]["runs"] == 1
+    assert answer["runs"][0]["attempts"] == 2
+    assert answer["totals"]["interruptions_by_cause"] == {"unknown": 1}
+    assert answer["totals"]["mttr_hours"] == pytest.approx(90 / 3600)
+
+
+def test_tokens_and_flops_are_of_the_whole_job(store):
+    totals = ask(["llama"], store=store.uri)["totals"]
+    assert totals["tokens"] == 2 * 100 * 25
+    assert totals["mfu"] == pytest.approx(2 * 5e12 * 25 / (1e13 * 2 * 25))
+    assert totals["effective_mfu"] == pytest.approx(2 * 5e12 * 20 / (1e13 * 2 * 35))
+
+
+def test_writing_rollups_changes_nothing_but_where_the_answer_comes_from(store):
+    before = ask([store.uri])
+    written = write_rollups(store)
+    assert set(written) == {"run_rollup", "interruptions", "job_nodes", "gpu_rollup"}
+    assert ask([store.uri]) == before
+    write_rollups(store)
+    assert ask([store.uri]) == before
+    for row in store.read("run_rollup").to_pylist():
+        assert row["allocated_ns"] == sum(row[f"{name}_ns"] for name in GOODPUT_BUCKETS)
+
+
+def test_counters_become_a_row_per_gpu_and_day(store):
+    write_rollups(store)
+    rows = store.read("gpu_rollup").to_pylist()
+    shown = [(r["node"], r["device"], r["temp_mean_celsius"], r["temp_max_celsius"], r["ecc_corrected"]) for r in rows]
+    assert sorted(shown) == [("n0", 0, 61.0, 62.0, 3), ("n1", 0, 61.0, 62.0, 3)]
+
+
+def test_a_node_that_computes_longer_than_its_peers_is_slow(store):
+    rows = [
+        {"rank": rank, "device": 0, "step": step, "start_ns": 0, "window_ns": 100, "compute_ns": 60 + 12 * rank,
+         "exposed_comm_ns": 40 - 12 * rank, "exposed_memcpy_ns": 0, "idle_ns": 0}
+        for rank in (0, 1) for step in range(4)
+    ]  # fmt: skip
+    store.write_derived("attribution", table_from_rows(ATTRIBUTION, rows), "c", "llama", 1, analysis_id="a")
+    write_rollups(store)
+    found = {(r["attempt"], r["node"]): r["slowdown"] for r in store.read("job_nodes").to_pylist()}
+    assert found == {(0, "n0"): None, (0, "n1"): None, (1, "n0"): pytest.approx(60 / 72), (1, "n1"): pytest.approx(1.2)}
+
+
+def test_a_run_that_is_not_there_is_an_error_that_says_which_are(store):
+    with pytest.raises(UsageError, match="has no run 'gpt'; it has llama"):
+        ask(["gpt"], store=store.uri)
+
+
+def test_a_silent_run_is_called_lost(tmp_path):
+    store = Store(tmp_path / "s")
+    write_rank(store, 0, 0, lifecycle(("init", T, T + 4)), steps(*every(0, 9, T + 5, 1)))
+    store.finalise("c", "llama", 0, {})
+    assert ask([store.uri], assume=Assume(as_of_ns=(T + 60) * S))["scope"]["states"] == {"running": 1}
+    answer = ask([store.uri], assume=Assume(as_of_ns=(T + 9999) * S))
+    assert answer["scope"]["states"] == {"lost": 1}
+    assert answer["totals"]["allocated_ns"] == 2 * 15 * S
+    assert answer["totals"]["interruptions_by_cause"] == {"no_heartbeat": 1}
+
+
+def test_the_document_is_plain_json(store):
+    assert json.loads(json.dumps(ask([store.uri], by="node", price=2.0)))["price_per_gpu_hour"] == 2.0
