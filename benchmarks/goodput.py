@@ -55,8 +55,8 @@ def make_jobs(path: Path, number: int) -> None:
             count = max(1, gpus[i] // 8)
             nodes = f"node{node[i]:04d}" if count == 1 else f"node[{node[i]:04d}-{node[i] + count - 1:04d}]"
             file.write(
-                f"{i - (i % 50 == 1)}|train|user{user[i]:03d}|lab|learn|c1|{STATES[state[i]]}|0:0|{times[0][i]}|{times[0][i]}|"
-                f"{times[1][i]}|{times[2][i]}|billing=1,cpu=8,gres/gpu={gpus[i]},node={count}|{count}|{nodes}\n"
+                f"{i - (i % 50 == 1)}|train|user{user[i]:03d}|lab|learn|c1|{STATES[state[i]]}|0:0|{times[0][i]}|"
+                f"{times[0][i]}|{times[1][i]}|{times[2][i]}|billing=1,cpu=8,gres/gpu={gpus[i]},node={count}|{count}|{nodes}\n"
             )
 
 

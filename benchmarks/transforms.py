@@ -64,9 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    config = ModelConfig(
-        layers=args.layers, dim=args.dim, ffn=args.ffn, vocab=args.vocab, seq_len=args.seq_len
-    )
+    config = ModelConfig(layers=args.layers, dim=args.dim, ffn=args.ffn, vocab=args.vocab, seq_len=args.seq_len)
     variants: dict[str, tuple[str, ...]] = {"none": (), **{name: (name,) for name in NAMES}, "all": NAMES}
     subjects = {name: Subject(config, names, args.batch) for name, names in variants.items()}
     times: dict[str, list[float]] = {name: [] for name in subjects}

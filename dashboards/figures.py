@@ -104,7 +104,7 @@ def ink(colour: str) -> str:
     r, g, b = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     light = sum(w * (v / 12.92 if v <= 0.03928 else ((v + 0.055) / 1.055) ** 2.4)
                 for w, v in zip((0.2126, 0.7152, 0.0722), (r, g, b), strict=True))  # fmt: skip
-    return "#ffffff" if 1.05 / (light + 0.05) > (light + 0.05) / 0.05 else "#10151b"
+    return "#ffffff" if 1.05 / (light + 0.05) > (light + 0.05) / 0.0574 else "#10151b"  # the latter has 0.0074
 
 
 def group_legend(rows: Rows, theme: Theme) -> list[tuple[str, str]]:

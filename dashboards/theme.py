@@ -37,10 +37,10 @@ LIGHT = Theme(
     name="light", text="#1b2129", muted="#59636f", grid="#e4e7eb", surface="#ffffff", accent="#1f5fbf", bad="#b3261e",
     groups={
         "productive": "#0b6fa8", "startup": "#3f9bd1", "stalls": "#c67d00", "checkpoints": "#a04c88",
-        "failures": "#c8501a", "unexplained": "#7d8793", "idle": "#c9d0d8", "down": "#3c2a3e",
+        "failures": "#bf4a14", "unexplained": "#7d8793", "idle": "#c9d0d8", "down": "#3c2a3e",
     },
     kinds={"useful": "#0b6fa8", "compute": "#3f9bd1", "comm": "#c67d00", "bubble": "#a04c88", "copy": "#7d8793",
-           "idle": "#c8501a"},
+           "idle": "#bf4a14"},
     states={"up": "#d5dee6", "drained": "#3f9bd1", "unhealthy": "#c67d00", "down": "#a5261b", "unknown": "#8b95a1"},
 )  # fmt: skip
 

@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "ProfileSchedule": "perfkit.capture",
     "Store": "perfkit.store",
+    "TriggerRule": "perfkit.capture.trigger",
     "TransformerSpec": "perfkit.flops.spec",
     "analyze": "perfkit.analysis.analyze",
     "compute_mfu": "perfkit.flops.calculator",

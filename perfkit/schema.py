@@ -713,7 +713,9 @@ RUN_ROLLUP = TableSchema(
         Column("world_size", pa.int32(), "Ranks of the job."),
         Column("gpus", pa.int32(), "GPUs allocated."),
         Column("num_nodes", pa.int32(), "Nodes of the attempt."),
-        Column("state", TEXT, "Of the run, as last known: queued, running, ended, failed, lost (silent without an end)."),
+        Column(
+            "state", TEXT, "Of the run, as last known: queued, running, ended, failed, lost (silent without an end)."
+        ),
         Column("eligible_ns", pa.int64(), "When the run could first have started; null if unknown."),
         Column("run_start_ns", pa.int64(), "First allocation of the run."),
         Column("last_seen_ns", pa.int64(), "Last record of any kind: the run's end, or its heartbeat."),
@@ -794,7 +796,7 @@ GPU_ROLLUP = TableSchema(
     name="gpu_rollup",
     kind="fleet",
     doc="Counters of one GPU, one row per cluster, node, device and day (UTC), from samples of capture or of scraped "
-    "exporters.",
+    "exporters; two rows where two runs, or a run and an exporter, sampled it on one day.",
     columns=(
         _CLUSTER,
         Column("node", TEXT, "Node.", required=True),

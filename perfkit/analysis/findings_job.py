@@ -77,6 +77,7 @@ def straggler(facts: Facts) -> Finding | None:
             "gain_ms_per_step": ms(found["recoverable_ns"] / max(steps, 1)), "steps_first": found["steps_first"],
             "steps": steps, "clock_uncertainty_us": None if job.view.clock.u_ns is None else job.view.clock.u_ns / 1e3,
         },
+        cause=False,
     )  # fmt: skip
 
 
@@ -164,6 +165,7 @@ def skewed_all_to_all(facts: Facts) -> Finding | None:
                 for r in bad[:MAX_EVIDENCE]
             ],
         },
+        cause=loaded,
     )  # fmt: skip
 
 

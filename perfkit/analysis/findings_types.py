@@ -21,6 +21,8 @@ class Finding:
     evidence: dict[str, Any] = field(default_factory=dict)
     first: bool = False
     """It puts all others in doubt."""
+    cause: bool = True
+    """It says why. One that only says who or where comes after a cause that is worth at least half as much."""
 
 
 def ms(ns: float) -> float:

@@ -29,7 +29,7 @@ from perfkit.analysis.timeline import Mask, ints
 SILENCE_RATIO = 0.3
 """An all-reduce group that is silent for a longer share of the step carries gradients."""
 ALIKE_RATIO, MANY_REDUCES = 0.8, 16
-"""With one step only: so many all-reduces of one or two sizes are activations, gradients have many sizes."""
+"""So many all-reduces of one or two sizes in a step are activations; gradients have many sizes."""
 BUCKET_BYTES = 20 << 20
 """From here on the same size again and again may also be a gradient bucket."""
 MESSAGES = ("send", "recv", "send_recv")
@@ -46,6 +46,8 @@ class Usage:
     """By group: the share of its all-reduces with the two most frequent sizes; None if sizes are not recorded."""
     usual_bytes: list[int]
     """By group: the most frequent of them."""
+    per_step: list[float]
+    """By group: all-reduces of known size of one rank in one step."""
     pairs: Ints
     """Distinct (group, sender, receiver), one per row; the group may be -1."""
 
@@ -80,14 +82,26 @@ class Usage:
 
     def reduces(self, g: int) -> str | None:
         """Return what the all-reduces of a group point to, whatever else it carries."""
-        silent, alike = self.silence[g], self.alike[g]
-        if silent is not None:
-            return "dp" if silent > SILENCE_RATIO else "tp"
+        silent, kind = self.silence[g], self._sizes_say(g)
+        if silent is None:
+            return {"activations": "tp", "buckets": "dp"}.get(kind or "")
+        if silent > SILENCE_RATIO:
+            return None if kind == "activations" else "dp"  # two witnesses that contradict each other are none
+        return None if kind == "buckets" else "tp"
+
+    def _sizes_say(self, g: int) -> str | None:
+        """Return what the sizes of all-reduces look like; None if they are not recorded, or like both."""
+        alike = self.alike[g]
         if alike is None:
             return None
-        if alike < ALIKE_RATIO or self.counts[g]["all_reduce"] < MANY_REDUCES:
-            return "dp"
-        return "tp" if self.usual_bytes[g] < BUCKET_BYTES else None
+        if alike < ALIKE_RATIO or self.per_step[g] < MANY_REDUCES:
+            return "buckets"
+        return "activations" if self.usual_bytes[g] < BUCKET_BYTES else None
+
+    def is_reducing(self, groups: Iterable[int]) -> bool:
+        """Say whether some groups carry all-reduces more than anything else."""
+        total: Counter[str] = sum((Counter(self.counts[g]) for g in groups), Counter())
+        return 2 * total["all_reduce"] >= total.total() > 0
 
     def vote(self, groups: Iterable[int]) -> str | None:
         """Return the axis that most of some groups point to."""
@@ -188,8 +202,8 @@ def _silence(calls: pa.Table, gid: Ints, chosen: Mask, number: int) -> list[floa
     return result
 
 
-def _alike(calls: pa.Table, gid: Ints, chosen: Mask, number: int) -> tuple[list[float | None], list[int]]:
-    """Return the share of the two most frequent message sizes of each group, and the most frequent one."""
+def _alike(calls: pa.Table, gid: Ints, chosen: Mask, number: int) -> tuple[list[float | None], list[int], list[float]]:
+    """Return the share of the two most frequent sizes of each group, the most frequent one, and calls per step."""
     size = ints(calls["in_bytes"])
     rows = chosen & (size >= 0)
     keys, count = np.unique(np.stack([gid[rows], size[rows]], axis=1), axis=0, return_counts=True)
@@ -204,7 +218,10 @@ def _alike(calls: pa.Table, gid: Ints, chosen: Mask, number: int) -> tuple[list[
         usual[found] = np.where(usual[found] == 0, keys[best[found], 1], usual[found])
         count = count.copy()
         count[best[found]] = 0
-    return [float(most[g] / total[g]) if total[g] else None for g in range(number)], usual.tolist()
+    places = np.unique(np.stack([gid[rows], ints(calls["rank"])[rows], ints(calls["step"])[rows]], axis=1), axis=0)
+    steps = np.bincount(places[:, 0], minlength=number)
+    share = [float(most[g] / total[g]) if total[g] else None for g in range(number)]
+    return share, usual.tolist(), (total / np.maximum(steps, 1)).tolist()
 
 
 def _pairs(calls: pa.Table, gid: Ints, op: Ints, ops: list[str]) -> Ints:

@@ -24,7 +24,7 @@ from perfkit.analysis.call_columns import MESSAGES
 from perfkit.analysis.classify import encode_text
 from perfkit.analysis.groups import find_groups
 from perfkit.analysis.intervals import Ints
-from perfkit.analysis.matching_time import match_in_time
+from perfkit.analysis.matching_time import Ends, match_in_time
 from perfkit.analysis.timeline import Mask, ints
 
 SAME_SIZE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
@@ -61,12 +61,13 @@ def match_calls(calls: pa.Table, ranks: Sequence[int], world_size: int | None) -
     block = _blocks(rank, ints(calls["segment"]), ints(calls["step"]))
     sign = _signatures(calls, ops, op_names)
     end = ints(calls["end_ns"])
+    length = end - ints(calls["start_ns"])
     member = np.where(receiver >= 0, receiver, rank)
     channel = np.where(np.append(groups["traced"].to_numpy(), 0)[gid] > 0, channel, NONE)
     place = _by_number(channel, np.where(receiver >= 0, NONE, ops), ints(calls["seq"]), member)
     rest = np.flatnonzero(place[0] < 0)
     if len(rest):
-        place[:, rest] = _by_order(channel[rest], member[rest], block[rest], sign[rest], end[rest])
+        place[:, rest] = _by_order(*(column[rest] for column in (channel, member, block, sign, end, length)))
     instance, again = _number(place, channel, member, end)
     if again:
         notes.append(f"{again} calls are recorded twice under one rank: the later ones are left out of matching")
@@ -135,7 +136,7 @@ def _by_number(channel: Ints, kind: Ints, seq: Ints, member: Ints) -> Ints:
     return place
 
 
-def _by_order(channel: Ints, member: Ints, block: Ints, sign: Ints, end: Ints) -> Ints:
+def _by_order(channel: Ints, member: Ints, block: Ints, sign: Ints, end: Ints, length: Ints) -> Ints:
     """Place calls by their position in the step; steps in which the members differ, by time."""
     place = np.full((3, len(channel)), NONE, np.int64)
     rows = np.flatnonzero(channel >= 0)
@@ -145,7 +146,7 @@ def _by_order(channel: Ints, member: Ints, block: Ints, sign: Ints, end: Ints) -
     place[2, rows] = np.where(early, nth - count, nth)  # before the first step: the last of them is -1
     bad = _differing(channel[rows], block[rows], place[2, rows], member[rows], sign[rows], count)
     if bad.any():
-        _place_by_time(place, rows, bad, channel, member, block, sign, end)
+        _place_by_time(place, rows, bad, channel, member, block, sign, end, length)
     return place
 
 
@@ -165,7 +166,7 @@ def _differing(channel: Ints, block: Ints, nth: Ints, member: Ints, sign: Ints, 
 
 
 def _place_by_time(
-    place: Ints, rows: Ints, bad: Mask, channel: Ints, member: Ints, block: Ints, sign: Ints, end: Ints
+    place: Ints, rows: Ints, bad: Mask, channel: Ints, member: Ints, block: Ints, sign: Ints, end: Ints, length: Ints
 ) -> None:
     """Match runs of differing steps by the ends of their calls; changes `place`."""
     wrong, fine = rows[bad], rows[~bad]
@@ -178,10 +179,15 @@ def _place_by_time(
         run = run_of[np.searchsorted(seen, at)]
         good = fine[channel[fine] == which]
         for number in range(int(run.max()) + 1):
-            _match_run(place, mine[run == number], good, member, sign, end, _FAR + number)
+            _match_run(place, mine[run == number], good, member, sign, end, length, _FAR + number)
 
 
-def _match_run(place: Ints, rows: Ints, good: Ints, member: Ints, sign: Ints, end: Ints, label: int) -> None:
+def _match_run(
+    place: Ints, rows: Ints, good: Ints, member: Ints, sign: Ints, end: Ints, length: Ints, label: int
+) -> None:
+    def ends_of(part: Ints) -> Ends:
+        return Ends(sign[part], end[part], length[part])
+
     people, count = np.unique(member[rows], return_counts=True)
     chief = people[np.argmax(count)]
     lead = rows[member[rows] == chief]
@@ -191,7 +197,7 @@ def _match_run(place: Ints, rows: Ints, good: Ints, member: Ints, sign: Ints, en
     for other in people[people != chief].tolist():
         mine = rows[member[rows] == other]
         offset = _offset(place, good, member, end, int(chief), other)
-        found = match_in_time(sign[mine], end[mine], sign[lead], end[lead], offset)
+        found = match_in_time(ends_of(mine), ends_of(lead), offset)
         place[2, mine[found >= 0]] = found[found >= 0]
 
 

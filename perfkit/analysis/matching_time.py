@@ -1,12 +1,14 @@
 """Match two ranks' calls by when they ended, where counting cannot.
 
-    match_in_time(sign, end, other_sign, other_end, offset) -> position in `other` for each call, -1 for none
+    match_in_time(mine, other, offset) -> position in `other` for each call, -1 for none
 
 The members of a collective end together, so the differences of their ends are one number, the offset of the two
 clocks. Where that is not known it is the value that most pairs of like calls agree on.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,23 +20,33 @@ MAX_PAIRS_EACH = 64
 """Neighbours on each side that a call is compared with to find the offset of the clocks."""
 
 
-def match_in_time(sign: Ints, end: Ints, other_sign: Ints, other_end: Ints, offset: int | None) -> Ints:
+class Ends(NamedTuple):
+    """Calls of one rank in their order."""
+
+    sign: Ints
+    """What members of one collective share."""
+    end: Ints
+    length: Ints
+
+
+def match_in_time(calls: Ends, other: Ends, offset: int | None) -> Ints:
     """Match calls to those of another rank that have the same sign and end at the same time; each at most once."""
+    sign, other_sign = calls.sign, other.sign
     result = np.full(len(sign), -1, np.int64)
     if not len(sign) or not len(other_sign):
         return result
     if offset is None:
-        offset = find_offset(sign, end, other_sign, other_end)
+        offset = find_offset(sign, calls.end, other_sign, other.end)
         if offset is None:
             return result
     for kind in np.intersect1d(sign, other_sign).tolist():
         mine, theirs = np.flatnonzero(sign == kind), np.flatnonzero(other_sign == kind)
-        mine = mine[np.argsort(end[mine], kind="stable")]
-        theirs = theirs[np.argsort(other_end[theirs], kind="stable")]
-        here, there = end[mine] - offset, other_end[theirs]
+        mine = mine[np.argsort(calls.end[mine], kind="stable")]
+        theirs = theirs[np.argsort(other.end[theirs], kind="stable")]
+        here, there = calls.end[mine] - offset, other.end[theirs]
         best, back = _nearest(here, there), _nearest(there, here)
-        gap = np.median(np.diff(there)) / 2 if len(there) > 1 else 50_000_000
-        limit = max(CLUSTER_NS, min(int(gap), 50_000_000))
+        # members of a collective are in it at the same time, so its length limits how far apart they can end
+        limit = np.maximum(CLUSTER_NS, np.minimum(calls.length[mine], other.length[theirs[best]]) // 2)
         good = (back[best] == np.arange(len(mine))) & (np.abs(here - there[best]) <= limit)
         result[mine[good]] = theirs[best[good]]
     return result

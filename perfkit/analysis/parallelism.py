@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +24,10 @@ from perfkit.analysis.axes import ALL_AXES, AXES, CHUNKS, axes_of_name, mesh_coo
 from perfkit.analysis.group_ops import Usage, read_usage
 from perfkit.analysis.intervals import Ints
 from perfkit.analysis.layout import Layout
-from perfkit.analysis.mesh_fit import Found, Members, axes_of_members, place_ranks
+from perfkit.analysis.mesh_fit import Found, Members, Names, axes_of_members, place_ranks
 
+Shape = tuple[int, int]
+"""Size and stride of a group."""
 WORLD = ("world",)
 MAX_NOTES = 20
 
@@ -94,7 +96,7 @@ def _pipelines(found: Found, usage: Usage, world_size: int | None) -> list[Membe
 
 def _guess_roles(found: Found, usage: Usage, world_size: int | None) -> None:
     """Give groups without a telling name the axis that their operations point to, all of one shape alike."""
-    shapes: dict[tuple[int, int], list[int]] = {}
+    shapes: dict[Shape, list[int]] = {}
     for g, members in enumerate(found.members):
         if found.axes[g] is not None or members is None or len(members) < 2:
             continue
@@ -104,9 +106,7 @@ def _guess_roles(found: Found, usage: Usage, world_size: int | None) -> None:
             shapes.setdefault((len(members), members[1] - members[0]), []).append(g)
     taken = {axes for axes in found.axes if axes is not None}
     guesses = {shape: usage.vote(same) for shape, same in shapes.items()}
-    reducing = sorted((usage.pause(shapes[shape]), shape) for shape, axis in guesses.items() if axis in ("tp", "dp"))
-    if len(reducing) > 1 and ("tp",) not in taken:  # the one with the shortest silence
-        guesses |= {shape: "tp" if i == 0 else "dp" for i, (_, shape) in enumerate(reducing)}
+    guesses |= _tell_reducers(shapes, guesses, usage, taken)
     for (size, stride), same in sorted(shapes.items(), key=lambda item: item[0][1]):
         axis = guesses[size, stride] or ""
         if (axis,) in taken:  # of two that look alike the faster one was taken; the slower one replicates
@@ -121,6 +121,24 @@ def _guess_roles(found: Found, usage: Usage, world_size: int | None) -> None:
             f"{axis}: {len(same)} group(s) of {size} ranks with stride {stride} have no telling name; "
             "taken for it by what they carry"
         )
+
+
+def _tell_reducers(
+    shapes: Mapping[Shape, list[int]], guesses: Mapping[Shape, str | None], usage: Usage, taken: set[Names]
+) -> dict[Shape, str]:
+    """Tell tensor from data parallelism where something can be compared.
+
+    Of several kinds of groups that all-reduce, the one with the shortest silence is tp. One alone beside shards is tp
+    if it is faster than they are, and replicates them if it is slower.
+    """
+    reducing = sorted((usage.pause(same), shape) for shape, same in shapes.items() if usage.is_reducing(same))
+    if len(reducing) > 1 and ("tp",) not in taken:
+        return {shape: "tp" if i == 0 else "dp" for i, (_, shape) in enumerate(reducing)}
+    shards = [stride for (_, stride), axis in guesses.items() if axis == "fsdp"]
+    if len(reducing) == 1 and shards:
+        shape = reducing[0][1]
+        return {shape: "tp" if shape[1] < min(shards) else "dp"}
+    return {}
 
 
 # ------------------------------------------------------------------ degrees
@@ -192,6 +210,8 @@ def _divide(found: Found, usage: Usage, world_size: int | None) -> None:
         return
     world = [g for g, axes in enumerate(found.axes) if axes == WORLD and usage.carries(g)]
     guesses = ["fsdp" if usage.shards(g) else usage.reduces(g) for g in world]
+    if "ep" in found.degrees:  # experts lie on the data axes
+        guesses = [guess if guess == "fsdp" else "dp" for guess in guesses]
     axis = next((guess for wanted in ("fsdp", "tp", "dp") for guess in guesses if guess == wanted), None)
     if axis is None:
         why = "what the default group carries does not tell" if world else "no process groups are recorded:"

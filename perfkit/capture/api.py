@@ -128,6 +128,10 @@ def _add_profiling(recorder: Recorder) -> None:
     from perfkit.capture.profiling import Profiling
 
     recorder.profiling = Profiling(recorder, recorder.settings.profile)
+    if recorder.settings.trigger is not None:
+        from perfkit.capture.trigger import Trigger
+
+        recorder.trigger = Trigger(recorder, recorder.settings.trigger)
 
 
 def _hook_process() -> None:
@@ -139,8 +143,9 @@ def _hook_process() -> None:
 
 
 def _forked() -> None:
-    global _current
+    global _current, _lock
     recorder, _current = _current, None
+    _lock = threading.Lock()  # another thread may have held it
     if recorder is not None:
         try:
             recorder.forked()
@@ -168,12 +173,16 @@ class Late(Decorating):
         return NOTHING if recorder is None else getattr(recorder, self._what)(*self._args, **self._kwargs)
 
     def __enter__(self) -> Any:
-        if self._of is not _current:  # a span may be open in many threads at once, so one object serves them all
-            self._chosen, self._of = self._again(), _current
+        recorder = _current
+        if recorder is None:
+            return NOTHING
+        if self._of is not recorder:  # a span may be open in many threads at once, so one object serves them all
+            self._chosen, self._of = self._again(), recorder
         return self._chosen.__enter__()
 
-    def __exit__(self, *error: Any) -> None:
-        self._chosen.__exit__(*error)
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if self._of is not None:
+            self._chosen.__exit__(kind, error, trace)  # of a recorder that has ended: does nothing
 
 
 _spans: dict[str, Late] = {}

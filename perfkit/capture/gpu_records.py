@@ -128,9 +128,9 @@ class GpuRecords:
             if folder is None or not self._append_to(folder, own):
                 self._append({"unclaimed_gpu_counters": own})
         if batch.happenings:
-            self._append(
-                {"health": [(h.time_ns, h.index, h.uuid, h.kind, h.severity, h.code, h.detail) for h in batch.happenings]}
-            )
+            found = batch.happenings
+            rows_of = [(h.time_ns, h.index, h.uuid, h.kind, h.severity, h.code, h.detail) for h in found]
+            self._append({"health": rows_of})
 
     def _append_to(self, folder: Path, rows: list[Any]) -> bool:
         """Append to a rank's folder; False if that cannot be done."""

@@ -8,7 +8,6 @@ starts none and closes none. A logger that fails three times is switched off lik
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -87,9 +86,3 @@ def _wandb(store: str, run: str) -> Sink:
 
 
 _OPENERS: dict[str, Callable[[str, str], Sink]] = {"tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}
-
-
-def loaded() -> list[str]:
-    """Return the loggers that the script has imported."""
-    names = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
-    return [name for name, module in names.items() if module in sys.modules]

@@ -105,7 +105,7 @@ class Meter:
         }
 
 
-def line(metrics: dict[str, Any], world_size: int) -> str:
+def line(metrics: dict[str, Any]) -> str:
     """Return the line that `log_every` prints."""
     parts = [f"step {metrics['step']}"]
     if metrics["loss"] is not None:

@@ -11,6 +11,7 @@ during a window, the window is thrown away first (two Kineto sessions lose each 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -143,7 +144,7 @@ class Profiling:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if shutil.disk_usage(folder).free < self._caps.min_free_bytes:
-                raise OSError(28, "less free space than min_free_bytes", str(folder))
+                raise OSError(errno.ENOSPC, "less free space than min_free_bytes", str(folder))
             window.profile.export_chrome_trace(str(part))
             _check_whole(part)
             self._spent_bytes += part.stat().st_size
@@ -154,7 +155,7 @@ class Profiling:
         except Exception as error:
             with contextlib.suppress(OSError):
                 part.unlink()
-            cause = error.errno if isinstance(error, OSError) else None
+            cause = errno.ENOSPC if _is_full(folder) else getattr(error, "errno", None)
             reason = f"the trace of step {window.first} could not be written: {describe(error)}"
             self._recorder.guard.give_up("profiling", reason, cause=cause)
 
@@ -234,9 +235,17 @@ def _trace_only(torch: Any, caps: ProfileSchedule) -> Any:
         return None
 
 
+def _is_full(folder: Path) -> bool:
+    """Whether a disk has no room left: the exporter does not always say so."""
+    try:
+        return shutil.disk_usage(folder).free < 1 << 20
+    except OSError:
+        return False
+
+
 def _check_whole(path: Path) -> None:
     """Raise if a trace was cut off: on a full disk the exporter may end without a word."""
     with path.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - 64))
         if not file.read().rstrip().endswith(b"}"):
-            raise OSError(28, "the trace was cut off", str(path))
+            raise OSError(errno.ENOSPC, "the trace was cut off", str(path))

@@ -32,6 +32,7 @@ from perfkit.capture.spans import NOTHING, Event, Span, Step
 if TYPE_CHECKING:
     from perfkit.capture.gpu_time import GpuTimes
     from perfkit.capture.profiling import Profiling
+    from perfkit.capture.trigger import Trigger
 
 T = TypeVar("T")
 PRECIOUS = ("steps", "lifecycle")
@@ -53,6 +54,7 @@ class Recorder:
         self.gpu: GpuTimes | None = None
         self.gpu_uuid: str | None = None
         self.profiling: Profiling | None = None
+        self.trigger: Trigger | None = None
         self.current_step = settings.first_step
         self.dropped = 0
         self.on = True
@@ -190,13 +192,15 @@ class Recorder:
         """Record the step, then let the profiler decide about the next one."""
         number = self.current_step
         if error is not None:  # it did not happen: neither tokens nor time of a step
-            self.record("spans", ("perfkit.step", number, start, end - start, None, 0, 0, error))
+            self.record("spans", ("perfkit.step", number, start, end - start, None, 0, None, error))
             return
         profiling = self.profiling
         profiled = self.ranges.profiler_enabled() or (profiling is not None and profiling.disturbed)
         loss, self._loss = (self._loss if step.loss is None else float(step.loss)), None
         wait, self._data_wait_ns = self._data_wait_ns, None
         self.record("steps", (number, start, end, wait, _integer(step.tokens), _integer(step.samples), loss, profiled))
+        if self.trigger is not None:
+            self.trigger.step_ended(number, end, wait, profiled)
         self._steps += 1
         self.current_step = number + 1
         if self.gpu is not None:
@@ -209,7 +213,7 @@ class Recorder:
     def waited_for_data(self, start: int, end: int) -> None:
         """Add a wait to the step that follows."""
         self._data_wait_ns = (self._data_wait_ns or 0) + end - start
-        self.record("spans", ("perfkit.data", self.current_step, start, end - start, None, 0, 0, None))
+        self.record("spans", ("perfkit.data", self.current_step, start, end - start, None, 0, None, None))
 
     def drain(self) -> list[tuple[str, tuple[Any, ...]]]:
         """Take everything out of the buffer (called by the writer thread)."""
@@ -259,7 +263,7 @@ class Recorder:
                 handle, self._gc_range = self._gc_range, None
                 self.ranges.close(handle)
             if self.on and end - self._gc_start >= LONG_GC_NS:
-                row = ("perfkit.gc", self.current_step, self._gc_start, end - self._gc_start, None, 0, 0, None)
+                row = ("perfkit.gc", self.current_step, self._gc_start, end - self._gc_start, None, None, None, None)
                 self.record("spans", row)
         except Exception as error:
             self.guard.failed("gc", error)
@@ -281,7 +285,7 @@ class Recorder:
         self.on = False
         self._finished.acquire(blocking=False)
         self._buffer.clear()
-        self.gpu = self.profiling = None
+        self.gpu = self.profiling = self.trigger = None
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._on_gc)
         self.writer.leave()

@@ -9,16 +9,18 @@ that share this spool; on other nodes with a spool of their own, ask there too.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfkit.capture.metrics import read_snapshots
+from perfkit.capture.metrics import FRESH_SECONDS, read_snapshots
 from perfkit.capture.names import REQUEST_FILE
 from perfkit.capture.schedule import ProfileSchedule
-from perfkit.capture.segments import attempt_folder, write_atomically
+from perfkit.capture.segments import LIVE, attempt_folder, write_atomically
 from perfkit.errors import StoreError, UsageError
 
 LEAD_SECONDS = 3.0
@@ -68,6 +70,18 @@ def request_trace(
     found = Request(mine[0]["cluster"], run, attempt, chosen, mine[0].get("world_size"), start, steps)
     document: dict[str, Any] = {"steps": steps, "ranks": ranks, "start_step": start, "time_ns": time.time_ns()}
     write_atomically(attempt_folder(spool, found.cluster, run, attempt) / REQUEST_FILE, document)
+    return found
+
+
+def live_ranks(spool: Path, cluster: str, run: str, attempt: int) -> dict[int, dict[str, Any]]:
+    """Return what the ranks of an attempt that share this spool have left lately, by rank."""
+    found = {}
+    now_ns = time.time_ns()
+    for path in attempt_folder(spool, cluster, run, attempt).glob(f"rank-*/{LIVE}/metrics.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            snapshot = json.loads(path.read_text())
+            if not snapshot["ended"] and now_ns - snapshot["time_ns"] < FRESH_SECONDS * 1e9:
+                found[int(snapshot["rank"])] = snapshot
     return found
 
 

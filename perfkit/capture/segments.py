@@ -97,9 +97,14 @@ class SpoolWriter:
         try:
             self.rotate()
         finally:
-            if self._claim is not None:
-                release(self.folder / f"{self._name}{CLAIM}", self._claim)
-                self._claim = None
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Let go without an end frame: the compactor takes what is there, as after a kill."""
+        self._abandon()
+        if self._claim is not None:
+            release(self.folder / f"{self._name}{CLAIM}", self._claim)
+            self._claim = None
 
     def leave(self) -> None:
         """Forget everything in a forked child: the files belong to the parent."""

@@ -40,6 +40,8 @@ class Settings:
     """Peak of one device in FLOP/s, in place of the registry."""
     profile: ProfileSchedule | None = None
     """When perfkit runs torch.profiler; None: only on demand."""
+    trigger: Any = None
+    """Trace when steps become slower: True, traces per hour, or a TriggerRule. None: not (perfkit.capture.trigger)."""
     log_every: int = 0
     """Steps between lines of metrics on rank 0; 0: none."""
     metrics_port: int | None = None
@@ -82,6 +84,10 @@ class Settings:
         self.store = os.fspath(self.store) or os.environ.get(names.STORE) or "runs"
         if not self.spool:
             self.spool = os.environ.get(names.SPOOL) or self._default_spool()
+        if self.trigger is not None:
+            from perfkit.capture.trigger import rule_from
+
+            self.trigger = rule_from(self.trigger)
         if self.gpu_time_every < 1 or self.buffer_records < 1:
             raise ValueError("gpu_time_every and buffer_records must be at least 1")
 

@@ -33,6 +33,7 @@ class Side:
 
     def __init__(self) -> None:
         self.options: dict[str, Any] = {}
+        self.parent = os.getppid()  # not always the trainer's: some interpreters are started by a launcher
         self.folder: Path | None = None
         self.spool: SpoolWriter | None = None
         self.sampler: Any = None
@@ -77,7 +78,6 @@ class Side:
             select.select([0], [], [], 0.05 if quick else TURN_SECONDS)
 
     def _listen(self) -> None:
-        trainer = self.options.get("trainer")
         if self.finishing:
             return
         try:
@@ -94,7 +94,7 @@ class Side:
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
             self._hear(json.loads(line))
-        self.orphaned = self.orphaned or (trainer is not None and os.getppid() != trainer)
+        self.orphaned = self.orphaned or os.getppid() != self.parent
         if self.orphaned and self.folder is not None and not self.finishing:
             if not self.quiet:
                 self._record_fault()

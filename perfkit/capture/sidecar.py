@@ -137,8 +137,10 @@ def environment() -> dict[str, str]:
     """Return the environment of a helper process: perfkit importable, one thread, no capture of its own."""
     package = str(Path(__file__).resolve().parents[2])
     path = os.environ.get("PYTHONPATH")
+    ours = ("_INJECTION64_PATH", "PERFKIT_RUN")  # neither tools that watch the trainer nor `perfkit run` follow us here
+    inherited = {name: value for name, value in os.environ.items() if not name.endswith(ours)}
     return {
-        **os.environ,
+        **inherited,
         "PYTHONPATH": package if not path else f"{package}{os.pathsep}{path}",
         "PYTHONSAFEPATH": "1",
         "PERFKIT": "0",

@@ -27,6 +27,7 @@ from perfkit.capture.yardstick import find_yardstick
 
 if TYPE_CHECKING:
     from perfkit.capture.recorder import Recorder
+    from perfkit.capture.trigger import Trigger
 
 HOPELESS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ESTALE)
 """Errors that trying again does not cure."""
@@ -80,8 +81,7 @@ class Writer:
         self.sidecar.finish(deadline)
 
     def leave(self) -> None:
-        """Let go of everything in a forked child."""
-        self._stop.set()
+        """Let go of everything in a forked child: the thread does not exist there, and its locks may be held forever."""
         self.sidecar.leave()
         if self._spool is not None:
             self._spool.leave()
@@ -95,28 +95,32 @@ class Writer:
         self._turn(last=True)
 
     def _turn(self, last: bool = False) -> None:
-        started = time.thread_time_ns()
         try:
             if self.recorder.guard.ok("recording"):
                 self._take()
                 self._flush(last)
                 self._housekeeping(last)
         except OSError as error:
-            self._failed(error)
+            self._failed(error, last)
         except Exception as error:
             self.recorder.guard.failed("recording", error)
         if not self.recorder.guard.ok("recording"):
             self.recorder.on = False
             self._waiting.clear()
             self.recorder.drain()
-        self._own_ns += time.thread_time_ns() - started
+            if self._spool is not None:
+                self._spool.give_up()
+                self._spool = None
+        self._own_ns = time.thread_time_ns()
 
-    def _failed(self, error: OSError) -> None:
+    def _failed(self, error: OSError, last: bool) -> None:
         guard = self.recorder.guard
         if error.filename is None:
             error.filename = self.settings.spool
         if isinstance(error, FileNotFoundError):
             guard.give_up("recording", f"the spool was removed: {self.settings.spool}")
+        elif last:
+            guard.give_up("recording", describe(error), "the last records are lost, what was written before is kept")
         elif error.errno in HOPELESS:
             guard.give_up("recording", describe(error), "training goes on; choose another store or spool")
         else:
@@ -135,6 +139,8 @@ class Writer:
         for table, row in taken[: max(0, room)]:
             if table == "steps":
                 self._measure()
+            elif table == "spans" and self.recorder.trigger is not None:
+                self.recorder.trigger.span_measured(row[0], row[1], row[4])
             metrics = self.meter.add(table, row)
             if metrics is not None:
                 self._publish(metrics)
@@ -214,7 +220,7 @@ class Writer:
             return
         every = self.settings.log_every
         if every and self.meter.counts["steps"] % every == 0:
-            say(line(self.meter.snapshot(), self.recorder.identity.world_size), level=logging.INFO)
+            say(line(self.meter.snapshot()), level=logging.INFO)
         if self.settings.loggers and self.recorder.guard.ok("loggers"):
             try:
                 if self._sinks is None:
@@ -233,7 +239,9 @@ class Writer:
             self._spool.check()
             self._spool.sync()
             self._spool.append({"counters": self._own_counters()})
-        if now - self._told >= LIVE_SECONDS or last:
+        trigger = self.recorder.trigger
+        found = trigger is not None and self.recorder.guard.ok("trigger") and self._watch(trigger)
+        if now - self._told >= LIVE_SECONDS or last or found:
             self._told = now
             self.meter.memory_bytes = peak_memory()
             if self.acknowledged_step is not None:
@@ -247,6 +255,13 @@ class Writer:
         self.sidecar.listen()
         if self.recorder.profiling is not None and self.acknowledged_step is not None:
             self._poll_requests()
+
+    def _watch(self, trigger: Trigger) -> bool:
+        try:
+            return trigger.turn()
+        except Exception as error:
+            self.recorder.guard.failed("trigger", error)
+            return False
 
     def _poll_requests(self) -> None:
         who = self.recorder.identity
@@ -265,7 +280,7 @@ class Writer:
             recorder.say_once("the clock was stepped; records stay on the clock of the start")
         at = perf_counter_ns() + self.offset_ns
         values = {
-            "perfkit_writer_cpu_seconds": self._own_ns / 1e9,
+            "perfkit_writer_cpu_seconds": time.thread_time_ns() / 1e9,
             "perfkit_step_hook_seconds": recorder.hook_ns / 1e9,
             "perfkit_dropped_records": recorder.dropped,
             "perfkit_clock_offset_seconds": drift,
@@ -280,7 +295,8 @@ class Writer:
             "cluster": who.cluster, "run": who.run, "attempt": who.attempt, "rank": who.rank, "host": who.host,
             "world_size": who.world_size, "time_ns": time.time_ns(), "ended": last, "dropped": self.recorder.dropped,
             "overhead_seconds": (self._own_ns + self.recorder.hook_ns) / 1e9,
-            "given_up": self.recorder.guard.given_up, "gpu_uuid": self.recorder.gpu_uuid, **self.meter.snapshot(),
+            "given_up": self.recorder.guard.given_up, "gpu_uuid": self.recorder.gpu_uuid,
+            "change": None if self.recorder.trigger is None else self.recorder.trigger.change, **self.meter.snapshot(),
         }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ Works once per run, off the training thread. Nothing falls back: an unknown devi
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from typing import Any
 from perfkit.capture.settings import Settings
 from perfkit.errors import PerfkitError
 
-DATA_PARALLEL = ("dp", "dp_replicate", "dp_shard", "dp_shard_cp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard")
+DATA_PARALLEL = ("dp", "dp_replicate", "dp_shard", "ddp", "fsdp", "hsdp", "data", "replicate", "shard")
 """Names of mesh dimensions over which a batch is split."""
 OTHER = ("tp", "pp", "cp", "ep", "etp", "sp", "tensor", "pipeline", "context", "sequence", "expert")
 
@@ -72,7 +73,7 @@ def find_yardstick(settings: Settings, world_size: int) -> Yardstick:
 
 
 def _count_flops(found: Yardstick, settings: Settings) -> None:
-    found.model = settings.model if isinstance(settings.model, str) else getattr(settings.model, "name", None)
+    found.model = _model_name(settings.model)
     if settings.flops_per_token is not None:
         found.flops_per_token, found.convention = float(settings.flops_per_token), settings.convention or "given"
         return
@@ -85,7 +86,14 @@ def _count_flops(found: Yardstick, settings: Settings) -> None:
         tokens_per_second_per_device=1.0,
     )  # fmt: skip
     found.flops_per_token, found.convention = counted.flops_per_token, counted.convention
-    found.model = found.model or counted.model
+
+
+def _model_name(model: Any) -> str | None:
+    """Return a preset's or spec's name, else the spec itself as JSON."""
+    if model is None or isinstance(model, str):
+        return model
+    keys = dataclasses.asdict(model) if dataclasses.is_dataclass(model) and not isinstance(model, type) else dict(model)
+    return keys.get("name") or json.dumps({key: value for key, value in keys.items() if value is not None}, default=str)
 
 
 def _find_peak(found: Yardstick, settings: Settings) -> None:

@@ -74,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--peak-flops", metavar="F", help="dense FLOP/s of one device (989e12, 989T)")
     job.add_argument("--peak", choices=("registry", "measured"), help="measured: by `perfkit hardware --calibrate`")
     job.add_argument("--world-size", type=int, metavar="N", help="ranks of the job, if the traces do not record it")
+    job.add_argument("--mesh", metavar="M", help="parallel degrees, instead of what the groups show: tp=2,pp=4,dp=8")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -156,7 +157,7 @@ def parse_question(args: argparse.Namespace) -> dict[str, Any]:
     question = arguments_from({key: value for key, value in given.items() if value is not None})
     if args.tokens_per_step is not None:
         question["tokens_per_step"] = parse_count(args.tokens_per_step)
-    for key in ("seq_len", "hardware", "dtype", "convention", "peak", "world_size"):
+    for key in ("seq_len", "hardware", "dtype", "convention", "peak", "world_size", "mesh"):
         question[key] = getattr(args, key)
     return question
 

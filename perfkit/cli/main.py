@@ -24,9 +24,8 @@ import perfkit
 from perfkit.errors import PerfkitError
 
 COMMANDS: tuple[str, ...] = (
-    "demo", "run", "ingest", "analyze", "mfu", "hardware", "simulate", "export", "store", "hang", "goodput", "health",
-    "trace", "serve-metrics",
-    "dashboard",
+    "demo", "run", "ingest", "analyze", "compare", "mfu", "hardware", "simulate", "export", "store", "hang",
+    "goodput", "health", "trace", "serve-metrics", "dashboard",
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from perfkit.goodput.gpu_days import gpu_days
 from perfkit.goodput.rollup import DAY_NS, find_interruptions, rollup_run
 from perfkit.goodput.summary import date_of
 from perfkit.goodput.timeline import Timeline
-from perfkit.schema import JOB_NODES, LIFECYCLE, table_from_rows
+from perfkit.schema import JOB_NODES, LIFECYCLE, TABLES, table_from_rows
 from perfkit.store import RunSummary, Store
 
 TIMES = {"run_rollup": "start_ns", "interruptions": "time_ns", "job_nodes": "start_ns", "gpu_rollup": "start_ns"}
@@ -84,9 +84,13 @@ def run_facts(attempts: list[RunSummary]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run_tables(store: Store, attempts: list[RunSummary], *, as_of_ns: int | None = None) -> dict[str, pa.Table]:
-    """Return the fleet tables of one run."""
+def run_tables(
+    store: Store, attempts: list[RunSummary], *, as_of_ns: int | None = None, notes: list[str] | None = None
+) -> dict[str, pa.Table]:
+    """Return the fleet tables of one run; what was odd in its records is added to `notes`."""
     line = run_timeline(store, attempts, as_of_ns=as_of_ns)
+    if notes is not None:
+        notes += [f"{attempts[0].cluster}/{attempts[0].run}: {note}" for note in line.notes]
     pieces, facts = account(line), run_facts(attempts)
     counters = _read_counters(store, attempts)
     if counters is not None and len(counters):
@@ -180,14 +184,29 @@ def write_rollups(
 ) -> dict[str, int]:
     """Write the fleet tables of captured runs; return rows by table."""
     written: dict[str, int] = {}
-    for (one_cluster, one_run), attempts in captured_runs(store, cluster, run).items():
+    before = _days_written(store)
+    for key, attempts in captured_runs(store, cluster, run).items():
         if all(one.sources == ("simulator",) for one in attempts):
             continue
-        progress(f"{one_cluster}/{one_run}")
+        progress("/".join(key))
+        part = f"run {key[0]}/{key[1]}"  # the slash makes the store add a hash: no two runs share a name
         for name, table in run_tables(store, attempts, as_of_ns=as_of_ns).items():
             day = np.asarray(table[TIMES[name]].to_numpy(), np.int64) // DAY_NS
-            for number in np.unique(day).tolist():
-                part = table.filter(pa.array(day == number))
-                store.write_fleet(name, part, date=date_of(number), part=f"run-{one_cluster}-{one_run}")
+            days = {date_of(number): pa.array(day == number) for number in np.unique(day).tolist()}
+            for date, mask in days.items():
+                store.write_fleet(name, table.filter(mask), date=date, part=part)
+            for date in before.get((name, *key), set()) - set(days):  # what was said of a day that is no more
+                store.write_fleet(name, TABLES[name].empty(), date=date, part=part)
             written[name] = written.get(name, 0) + len(table)
     return written
+
+
+def _days_written(store: Store) -> dict[tuple[str, str, str], set[str]]:
+    """Return the days on which each run has rows, by table, cluster and run."""
+    found: dict[tuple[str, str, str], set[str]] = {}
+    for name in ("run_rollup", "interruptions", "job_nodes"):
+        rows = store.read(name, columns=["cluster", "run"], partitions=True)
+        pairs = rows.group_by(["cluster", "run", "date"]).aggregate([]).to_pylist() if len(rows) else []
+        for row in pairs:
+            found.setdefault((name, row["cluster"], row["run"]), set()).add(str(row["date"]))
+    return found

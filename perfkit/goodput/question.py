@@ -10,7 +10,7 @@ A store answers from its roll-ups; a run without one is rolled up on the fly fro
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from perfkit.goodput.planning import Risk, plan
 from perfkit.goodput.summary import GROUPS, HOUR, encode, summarize_jobs, summarize_rollup
 from perfkit.goodput.uptime import STATES, cluster_hours, uptime
 from perfkit.schema import GOODPUT_BUCKETS, INTERRUPTIONS, JOB_NODES, RUN_ROLLUP
-from perfkit.store import Store
+from perfkit.store import RunSummary, Store
 
 SCHEMA_VERSION = 1
 RUNS_SHOWN = 50
@@ -70,7 +70,8 @@ def _of_store(
     store: Store, names: list[str], by: str | None, price: float | None, assume: Assume | None
 ) -> dict[str, Any]:
     as_of = assume.as_of_ns if assume else None
-    rollup, stops, nodes = _read_fleet(store, names, as_of)
+    notes: list[str] = []
+    rollup, stops, nodes = _read_fleet(store, names, as_of, notes)
     if not len(rollup):
         jobs = store.read("jobs")
         if len(jobs) and not names:
@@ -88,6 +89,7 @@ def _of_store(
         "synthetic": _any(rollup),
         "price_per_gpu_hour": price,
         "scope": _scope(rollup, runs),
+        "notes": notes,
         **document,
         "uptime": _uptime(clusters),
         "runs": runs[:RUNS_SHOWN],
@@ -97,11 +99,15 @@ def _of_store(
     }
 
 
-def _read_fleet(store: Store, names: list[str], as_of: int | None) -> tuple[pa.Table, pa.Table, pa.Table]:
+def _read_fleet(
+    store: Store, names: list[str], as_of: int | None, notes: list[str]
+) -> tuple[pa.Table, pa.Table, pa.Table]:
     """Roll-ups of the runs, from the store where it has them and from their records where not."""
     tables = {name: store.read(name) for name in ("run_rollup", "interruptions", "job_nodes")}
-    have = set(zip(tables["run_rollup"]["cluster"].to_pylist(), tables["run_rollup"]["run"].to_pylist(), strict=True))
+    known_runs = _known(tables["run_rollup"])
     captured = captured_runs(store)
+    old = _stale(known_runs, captured)
+    have = set(known_runs) - old
     wanted = None if not names else {key for key in have | set(captured) if key[1] in names or "/".join(key) in names}
     if names:
         known = {name for key in wanted or () for name in (key[1], "/".join(key))}
@@ -111,10 +117,10 @@ def _read_fleet(store: Store, names: list[str], as_of: int | None) -> tuple[pa.T
             raise UsageError(f"{store.uri} has no run {lost[0]!r}; it has {shown or 'none'}")
         for name, table in tables.items():
             tables[name] = _only(table, names)
-    parts: dict[str, list[pa.Table]] = {name: [table] for name, table in tables.items()}
+    parts: dict[str, list[pa.Table]] = {name: [_without(table, old)] for name, table in tables.items()}
     for key, attempts in captured.items():
         if key not in have and (wanted is None or key in wanted):
-            for name, table in run_tables(store, attempts, as_of_ns=as_of or time.time_ns()).items():
+            for name, table in run_tables(store, attempts, as_of_ns=as_of or time.time_ns(), notes=notes).items():
                 if name in parts:
                     parts[name].append(table)
     schemas = {"run_rollup": RUN_ROLLUP, "interruptions": INTERRUPTIONS, "job_nodes": JOB_NODES}
@@ -123,6 +129,34 @@ def _read_fleet(store: Store, names: list[str], as_of: int | None) -> tuple[pa.T
         for name, some in parts.items()
     }
     return joined["run_rollup"], joined["interruptions"], joined["job_nodes"]
+
+
+def _known(rollup: pa.Table) -> dict[tuple[str, str], tuple[str | None, int]]:
+    """State and last attempt of every run that has a roll-up."""
+    plain = pa.table({name: rollup[name].cast(pa.utf8()) for name in ("cluster", "run", "state")})
+    plain = plain.append_column("attempt", pc.fill_null(rollup["attempt"], 0))
+    wanted = [("state", "last"), ("attempt", "max")]
+    rows = plain.group_by(["cluster", "run"], use_threads=False).aggregate(wanted).to_pylist()
+    return {(row["cluster"], row["run"]): (row["state_last"], row["attempt_max"]) for row in rows}
+
+
+def _stale(
+    known: Mapping[tuple[str, str], tuple[str | None, int]], captured: Mapping[tuple[str, str], Sequence[RunSummary]]
+) -> set[tuple[str, str]]:
+    """Return the runs whose roll-up may be older than their records: not over when written, or with a new attempt."""
+    return {
+        key
+        for key, attempts in captured.items()
+        if key in known and any(one.sources != ("simulator",) for one in attempts)
+        and (known[key][0] not in ("ended", "failed") or max(one.attempt for one in attempts) > known[key][1])
+    }  # fmt: skip
+
+
+def _without(table: pa.Table, runs: set[tuple[str, str]]) -> pa.Table:
+    if not runs:
+        return table
+    full = pc.binary_join_element_wise(table["cluster"].cast(pa.utf8()), table["run"].cast(pa.utf8()), "\x1f")
+    return table.filter(pc.invert(pc.is_in(full, pa.array(["\x1f".join(key) for key in runs]))))
 
 
 def _only(table: pa.Table, names: list[str]) -> pa.Table:

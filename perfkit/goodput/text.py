@@ -23,6 +23,7 @@ def render(document: Mapping[str, Any]) -> str:
     lines: list[str] = []
     if document.get("synthetic"):
         lines += ["SYNTHETIC DATA, made by `perfkit simulate fleet`", ""]
+    lines += [f"note: {clean(note)}" for note in document.get("notes", ())]
     if document.get("quality"):
         lines += _quality(document["quality"])
     totals = document.get("totals")

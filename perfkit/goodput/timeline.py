@@ -133,7 +133,7 @@ class Timeline:
         line._set_faults(table, kinds)
         line._set_allocations(table, kinds, steps, gpus, as_of_ns)
         waits = np.asarray(pc.fill_null(table["blocking"], True))
-        line._set_phases(np.where(waits, kinds, None), start, end)
+        line._set_phases(np.where(waits, kinds, ""), start, end)
         eligible = start[kinds == "eligible"]
         line.eligible_ns = int(eligible.min()) if len(eligible) else None
         return line

@@ -162,7 +162,7 @@ class Faults:
     def _read_statistics(self, out: Tensor) -> None:
         if fault := self.active("sync-point"):
             for column in range(int(fault.amount)):
-                value = out.detach()[..., column % out.shape[-1]].abs().mean()
+                value = out.detach()[..., column % out.shape[-1]].abs().mean().reshape(1)
                 dist.all_reduce(value)
                 value.item()
 

@@ -4,6 +4,7 @@
     stack                    columns of stacked parts (steps, ranks): one path per part, so 4,096 columns are 4 elements
     roofline                 FLOP/s over FLOP/byte, both logarithmic
     lanes                    bins of one step, one lane per rank
+    heat                     a map of ranks and steps
 
 A chart is a picture of a table that stands below it: `data-table` names it, and the page's script shows the table's
 row for the column under the pointer.
@@ -210,6 +211,49 @@ def lanes(rows: Sequence[Sequence[dict[str, Any]]], span_ns: int) -> Html:
         "svg", drawn, class_="lanes", viewBox=f"0 0 10000 {total}", preserveAspectRatio="none", role="img", tabindex=0,
         data_span=span_ns, aria_label="Timeline of one step: plus and minus zoom, arrow keys move, 0 resets",
         id="timeline-svg", height=total,
+    )  # fmt: skip
+
+
+HEAT_LEVELS = 8
+
+
+def heat(values: Sequence[Sequence[int]], rows: Sequence[str], columns: Sequence[str], *, table: str) -> Html:
+    """Draw a map of rows and columns; a darker cell holds more. One path per shade, whatever the number of cells."""
+    top = max((value for row in values for value in row), default=0) or 1
+    left, right, high = 92, 996, 6
+    height = 18 if len(rows) <= 32 else 9
+    width = (right - left) / max(len(columns), 1)
+    paths: list[list[str]] = [[] for _ in range(HEAT_LEVELS)]
+    for i, row in enumerate(values):
+        for k, value in enumerate(row):
+            if value > 0:
+                level = min(int(value / top * HEAT_LEVELS), HEAT_LEVELS - 1)
+                paths[level].append(
+                    f"M{_n(left + k * width)} {high + i * height}h{_n(width - 1)}v{height - 1}h{_n(1 - width)}z"
+                )
+    low = high + len(rows) * height
+    background = tag("rect", class_="lane", x=left, y=high, width=right - left, height=low - high)
+    drawn = [
+        tag("path", class_="k-comm", d="".join(path), fill_opacity=_n((i + 1) / HEAT_LEVELS))
+        for i, path in enumerate(paths)
+        if path
+    ]
+    every = max(math.ceil(len(rows) * 12 / max(low - high, 1)), 1)
+    names = [
+        tag("text", name, class_="tick", x=left - 8, y=_n(high + (i + 0.5) * height + 4), text_anchor="end")
+        for i, name in enumerate(rows)
+        if i % every == 0
+    ]
+    apart = max(math.ceil(len(columns) / 16), 1)
+    names += [
+        tag("text", name, class_="tick", x=_n(left + (k + 0.5) * width), y=low + 16, text_anchor="middle")
+        for k, name in enumerate(columns)
+        if k % apart == 0
+    ]
+    axis = tag("text", "step", class_="tick", x=(left + right) / 2, y=low + 34, text_anchor="middle")
+    return tag(
+        "svg", background, drawn, names, axis, class_="chart", viewBox=f"0 0 1000 {low + 40}", role="img",
+        aria_label="Waiting caused by rank and step; the table below has the numbers", data_table=table,
     )  # fmt: skip
 
 

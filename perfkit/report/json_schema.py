@@ -75,7 +75,7 @@ SCHEMA: Schema = {
     "type": "object",
     "required": [
         "schema_version", "synthetic", "scope", "quality", "hardware", "throughput", "mfu", "totals", "idle", "io",
-        "steps", "ranks", "collectives", "kernels", "waterfall", "findings",
+        "steps", "ranks", "job", "collectives", "kernels", "waterfall", "findings",
     ],
     "properties": {
         "schema_version": {"const": 1, "description": "Bumped when a reader of the old document would misread it."},
@@ -205,6 +205,21 @@ SCHEMA: Schema = {
                 "wait_caused_ns": _ns("Waiting of others that is charged to it."),
             },
         ),
+        "job": _object(
+            "The ranks together; all null for one rank without communication.",
+            {
+                "mesh": _text("Parallel degrees, such as tp=2,dp=4."), "mesh_source": _text("inferred or given."),
+                "calls": _count("Collective calls of all ranks."), "instances": _count("Matched collectives."),
+                "calls_unmatched": _count("Calls that found no partner although one has a trace."),
+                "calls_alone": _count("Calls whose group has one traced member."),
+                "exposed_transfer_ns": _ns("Moving data, hidden by nothing."),
+                "exposed_wait_ns": _ns("Waiting for a late rank, hidden by nothing; without bubbles."),
+                "unsplit_ns": _ns("Exposed, and clocks or matching do not tell which."),
+                "bubble_ns": _ns("Exposed with a pipeline receive on the device."),
+                "wait_caused_ns": _ns("Of exposed_wait_ns, charged to ranks."),
+                "wait_unattributed_ns": _ns("The rest of it."),
+            },
+        ),
         "collectives": _rows(
             "By group and operation.",
             {
@@ -212,7 +227,9 @@ SCHEMA: Schema = {
                 "count": _count("Instances."), "bytes": _number("Bytes."), "algbw_gbps": _number("GB/s."),
                 "busbw_gbps": _number("GB/s."), "efficiency": _number("Of the link's peak."), "wait_ns": _ns("Wait."),
                 "transfer_ns": _ns("Transfer."), "exposed_wait_ns": _ns("Wait that nothing hides."),
-                "exposed_transfer_ns": _ns("Transfer that nothing hides."), "matched": {}, "class": _text("Class."),
+                "exposed_transfer_ns": _ns("Transfer that nothing hides."),
+                "matched": _ratio("Share of the calls that found their partners; null for one rank."),
+                "class": _text("transfer, skew, mixed, inconclusive; null for one rank."),
             },
         ),
         "kernels": _rows(

@@ -18,7 +18,7 @@ from perfkit.report.format import clean
 _ATTRIBUTE = re.compile(
     r"class|id|scope|colspan|title|for|type|placeholder|hidden|role|tabindex|open|lang|charset|name|content|http-equiv|"
     r"autocomplete|value|min|max|step|aria-[a-z]+|data-[a-z]+|viewBox|preserveAspectRatio|x|y|x1|x2|y1|y2|cx|cy|r|rx|d|width|height|"
-    r"text-anchor|dominant-baseline|focusable"
+    r"text-anchor|fill-opacity|dominant-baseline|focusable"
 )
 _VOID = frozenset({"meta", "input", "br"})
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from perfkit.report import charts
 from perfkit.report import format as fmt
+from perfkit.report.job import heat_cells, job_lines
 from perfkit.report.lanes import choose_lanes
 from perfkit.report.markup import Html, raw, tag
 from perfkit.report.verdict import Ladder, ladder, not_measured, verdict
@@ -36,11 +37,12 @@ def sections(report: Report) -> list[Section]:
         _waterfall(found),
         _findings(document, found.unit),
         _steps(report),
+        _job(report),
         _ranks(document),
         _timeline(report),
         _kernels(report),
         _culprits(document),
-        _collectives(document),
+        _collectives(report),
         _quality(document),
     ]
 
@@ -283,6 +285,24 @@ def _ranks(document: dict[str, Any]) -> Section:
     return Section("ranks", "Ranks", chart, legend, table, intro="All steps of each rank, summed." + _extremes(rows))
 
 
+def _job(report: Report) -> Section:
+    lines = job_lines(report.document)
+    if not lines:
+        return Section("job", "The job")
+    facts = tag("dl", [tag("div", tag("dt", line.head), tag("dd", line.text)) for line in lines], class_="pairs")
+    heat = heat_cells(report)
+    if heat is None:
+        return Section("job", "The job", facts)
+    cells = [(f"rank {rank}", *((fmt.duration(ns), ns) for ns in row)) for rank, row in
+             zip(heat.ranks, heat.values, strict=True)]  # fmt: skip
+    head = [("rank", False), *((f"step {label}", True) for label in heat.labels)]
+    intro = tag("p", f"Waiting of others that is charged to a rank, by step; the darker, the longer.{heat.note}",
+                class_="intro")  # fmt: skip
+    drawing = charts.heat(heat.values, [f"rank {r}" for r in heat.ranks], heat.labels, table="heat-table")
+    table = _table("heat-table", head, cells, summary="Waiting caused as a table", sortable=True)
+    return Section("job", "The job", facts, tag("h3", "Whom the others wait for"), intro, drawing, table)
+
+
 def _extremes(rows: Sequence[dict[str, Any]]) -> str:
     """Name the ranks that a long chart hides: the largest share of each loss, where ranks differ by a point."""
     said = ""
@@ -384,19 +404,43 @@ def _culprits(document: dict[str, Any]) -> Section:
     return Section("host", "Host", table if rows else None, intro=intro)
 
 
-def _collectives(document: dict[str, Any]) -> Section:
-    rows = document["collectives"] or []
+def _collectives(report: Report) -> Section:
+    rows = report.document["collectives"] or []
     keys = ("bytes", "busbw_gbps", "efficiency", "exposed_transfer_ns", "exposed_wait_ns")
     cells = [
         (fmt.clean(r["op"], MAX_NAME), fmt.clean(r["group"] or fmt.UNKNOWN, MAX_NAME),
-         (fmt.count(r["count"]), r["count"]), *((fmt.value(key, r[key]), r[key]) for key in keys))
+         (fmt.count(r["ranks"]), r["ranks"]), (fmt.count(r["count"]), r["count"]),
+         *((fmt.value(key, r[key]), r[key]) for key in keys),
+         r["class"] or fmt.UNKNOWN)
         for r in rows
     ]  # fmt: skip
-    head = [("operation", False), ("group", False), ("count", True), ("bytes", True), ("bus bandwidth", True),
-            ("efficiency", True), ("exposed transfer", True), ("exposed wait", True)]  # fmt: skip
-    return Section(
-        "collectives", "Collectives", _table("collectives-table", head, cells, sortable=True) if rows else None
+    head = [("operation", False), ("group", False), ("ranks", True), ("count", True), ("bytes", True),
+            ("bus bandwidth", True), ("efficiency", True), ("exposed transfer", True), ("exposed wait", True),
+            ("class", False)]  # fmt: skip
+    intro = (
+        "Bus bandwidth as nccl-tests counts it, from the last arrival to the last end; efficiency is of the link that "
+        "the group spans. Waiting is for a late rank, transfer is moving data."
     )
+    table = _table("collectives-table", head, cells, sortable=True) if rows else None
+    return Section("collectives", "Collectives", table, _sizes(report) if rows else None, intro=intro if rows else None)
+
+
+def _sizes(report: Report) -> Html | None:
+    """Return the histogram of message sizes as a table."""
+    table = report.tables.get("collective_sizes")
+    rows = [row for row in table.to_pylist() if row["up_to_bytes"] is not None] if table is not None else []
+    if not rows:
+        return None
+    rows.sort(key=lambda r: (str(r["group"]), r["op"], r["up_to_bytes"]))
+    cells = [
+        (r["op"], r["group"] or fmt.UNKNOWN, (fmt.si(r["up_to_bytes"], "B"), r["up_to_bytes"]),
+         (fmt.count(r["count"]), r["count"]), (fmt.duration(r["transfer_ns"]), r["transfer_ns"]),
+         (fmt.value("gbps", r["busbw_gbps"]), r["busbw_gbps"]))
+        for r in rows[:MAX_KERNELS]
+    ]  # fmt: skip
+    head = [("operation", False), ("group", False), ("message up to", True), ("count", True), ("transfer", True),
+            ("bus bandwidth", True)]  # fmt: skip
+    return _table("sizes-table", head, cells, summary="Message sizes", sortable=True)
 
 
 def _quality(document: dict[str, Any]) -> Section:

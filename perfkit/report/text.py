@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from perfkit.report import format as fmt
+from perfkit.report.job import job_lines
 from perfkit.report.verdict import Ladder, Rung, ladder, not_measured, verdict
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def render(report: Report, console: Console, *, details: bool = False, ascii_onl
     parts = [
         _headline(document),
         _waterfall(found, console.width, details, plain),
+        _job(document),
         _findings(document, details, found.unit),
     ]
     parts.append(_quality(document, details))
@@ -137,6 +139,15 @@ def _bar(rung: Rung, size: int, top: float, *, ascii_only: bool) -> Text:
     return Text(blank + drawn, style=STYLES[rung.kind])
 
 
+def _job(document: Mapping[str, Any]) -> Iterator[Line]:
+    lines = job_lines(document)
+    if lines:
+        yield ""
+        yield Text("the job", style="bold")
+    for line in lines:
+        yield _indented(_hanging(f"{line.head:<11}", Text(line.text)))
+
+
 def _findings(document: Mapping[str, Any], details: bool, unit: str) -> Iterator[Line]:
     rows = document["findings"]
     if rows is None:
@@ -225,13 +236,14 @@ def _ranks(document: Mapping[str, Any]) -> Iterator[Line]:
     parts = ("compute_ns", "exposed_comm_ns", "exposed_memcpy_ns", "idle_ns")
     if len(rows) > 1:
         yield from _titled(
-            "ranks", ("rank", "window", "compute", "exp. comm", "exp. copies", "idle"),
+            "ranks", ("rank", "role", "window", "compute", "exp. comm", "exp. copies", "idle", "score", "wait caused"),
             [
-                (str(r["rank"]), fmt.duration(r["window_ns"]),
-                 *(fmt.percent(fmt.ratio(r[p], r["window_ns"])) for p in parts))
+                (str(r["rank"]), fmt.clean(r["role"] or ""), fmt.duration(r["window_ns"]),
+                 *(fmt.percent(fmt.ratio(r[p], r["window_ns"])) for p in parts), fmt.points(r["straggler_score"]),
+                 fmt.duration(r["wait_caused_ns"]))
                 for r in rows[:MAX_ROWS]
             ],
-            left=(), more=len(rows) - MAX_ROWS, hint="--table ranks -o ranks.csv",
+            left=(1,), more=len(rows) - MAX_ROWS, hint="--table ranks -o ranks.csv",
         )  # fmt: skip
 
 
@@ -255,11 +267,13 @@ def _collectives(document: Mapping[str, Any]) -> Iterator[Line]:
     rows = document["collectives"] or []
     if rows:
         yield from _titled(
-            "collectives", ("op", "group", "count", "bytes", "bus GB/s", "exp. transfer", "exp. wait"),
+            "collectives",
+            ("op", "group", "count", "bytes", "bus GB/s", "of link", "exp. transfer", "exp. wait", "class"),
             [
                 (fmt.clean(r["op"]), fmt.clean(r["group"] or fmt.UNKNOWN, 30), fmt.count(r["count"]),
-                 fmt.si(r["bytes"], "B"), fmt.points(r["busbw_gbps"], 1), fmt.duration(r["exposed_transfer_ns"]),
-                 fmt.duration(r["exposed_wait_ns"]))
+                 fmt.si(r["bytes"], "B"), fmt.points(r["busbw_gbps"], 1), fmt.percent(r["efficiency"], 0),
+                 fmt.duration(r["exposed_transfer_ns"]), fmt.duration(r["exposed_wait_ns"]),
+                 fmt.clean(r["class"] or fmt.UNKNOWN))
                 for r in rows[:MAX_ROWS]
             ],
             left=(0, 1), more=len(rows) - MAX_ROWS, hint="--table collectives -o collectives.csv",

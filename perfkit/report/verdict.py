@@ -24,9 +24,14 @@ _COLOURS = {
 _LABELS = {
     "mfu": "model FLOPs (MFU)", "hfu": "executed FLOPs (HFU)", "matmul": "matmul", "non_matmul": "other than matmul",
     "unsplit_comm": "exposed communication", "exposed_comm": "exposed communication",
+    "exposed_transfer": "exposed transfer", "exposed_wait": "exposed wait",
     "exposed_memcpy": "exposed copies", "bubble": "pipeline bubble", "flops_unmatched": "FLOPs unknown",
     "flops_beyond_model": "FLOPs beyond the model",
 }  # fmt: skip
+
+
+UNSPLIT = "communication, unsplit"
+"""Where the rest is split into waiting and transfer."""
 
 
 @dataclass(frozen=True)
@@ -239,6 +244,7 @@ def _rungs(rows: list[dict[str, Any]]) -> list[Rung]:
     children: dict[str | None, list[dict[str, Any]]] = {}
     for row in rows:
         children.setdefault(row["parent"] if row["parent"] in tops else None, []).append(row)
+    split = any(row["term"] == "exposed_transfer" and row["measured"] for row in rows)
     ordered = [one for top in children.get(None, []) for one in (top, *children.get(top["term"], []))]
     rungs = []
     for row in ordered:
@@ -248,8 +254,9 @@ def _rungs(rows: list[dict[str, Any]]) -> list[Rung]:
             offsets[parent] = offset + (row["points"] or 0)
         if parent is None:
             offsets[term] = offset
+        label = UNSPLIT if split and term == "unsplit_comm" else term_label(term, parent)
         rungs.append(
-            Rung(term, term_label(term, parent), kind_of(term, parent), row["points"], offset, row["ns"],
+            Rung(term, label, kind_of(term, parent), row["points"], offset, row["ns"],
                  row["gpu_hours"], parent, bool(row["measured"]))
         )  # fmt: skip
     return rungs

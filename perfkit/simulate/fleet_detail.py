@@ -146,7 +146,8 @@ def _write_rank(
             {
                 "step": step, "start_ns": start + wait.astype(np.int64), "end_ns": end - lead.astype(np.int64),
                 "data_wait_ns": wait.astype(np.int64), "tokens": np.full(len(step), replica),
-                "model_flops": np.full(len(step), spec.flops_per_step / mesh_of(spec)["dp"]), "loss": loss_curve(step.astype(float), spec),
+                "model_flops": np.full(len(step), spec.flops_per_step / mesh_of(spec)["dp"]),
+                "loss": loss_curve(step.astype(float), spec),
                 "profiled": profiled,
             }
         )  # fmt: skip

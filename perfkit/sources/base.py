@@ -38,6 +38,9 @@ QUALITY_KINDS: dict[str, str] = {
     "unmatched_begin": "B events without an E; kept with dur_ns null",
     "unmatched_end": "E events without a B; kept with dur_ns null",
     "duplicate_key": "a top-level key that occurs twice; the first one counts",
+    "no_time_zone": "times of a text log without a time zone; read as UTC",
+    "averaged_steps": "a log line that stands for several steps; its time is their mean, the others have no row",
+    "time_disagrees": "a stated duration is longer than the time since the line before; the latter counts",
     "no_base_time": "times are relative to an unknown origin; they cannot be compared with other files",
     "rank_assigned": "the source names no rank; perfkit assigned one",
     "rank_from_file_name": "the rank was taken from the file name",
@@ -142,7 +145,7 @@ class Input:
     path: str
     """What the user sees: the file, or `archive.tar.gz!member`."""
     kind: str
-    """`kineto`, `nsys-sqlite`, `nsys-parquet`."""
+    """`kineto`, `nsys-sqlite`, `nsys-parquet`, `torchtitan`, `megatron`."""
     file: Path
     """A local file (or folder, for nsys-parquet) that `opener` opens."""
     size_bytes: int

@@ -38,6 +38,7 @@ from perfkit.sources.inputs import (
     shown_path,
 )
 from perfkit.sources.kinds import (
+    COMPRESSIONS,
     HEAD_BYTES,
     NSYS_TABLE,
     NotATrace,
@@ -45,11 +46,15 @@ from perfkit.sources.kinds import (
     check_nsys_projection,
     check_nsys_tables,
     classify,
+    log_kind,
     nsys_exports,
 )
 
 STORE_MARKER = "perfkit-store.json"
 SPOOL_MARKER = "perfkit-spool.json"
+LOG_SEARCH_BYTES = 32 << 20
+"""How far into a text file a training log may begin: a job's launcher and its start-up print before it."""
+LOG_LINE_BYTES = 4096
 MAX_REFUSALS = 50
 """Lines about refused members of one archive; the rest are counted in one more."""
 
@@ -341,14 +346,19 @@ class _Search:
             with candidate.open() as stream:
                 head = stream.read(HEAD_BYTES) or b""
                 complete = not stream.read(1)
-            verdict = classify(head, path=candidate.path, complete=complete, limits=self.limits)
+            try:
+                verdict = classify(head, path=candidate.path, complete=complete, limits=self.limits)
+            except NotATrace:
+                if complete or (found := self._log_further_down(candidate, head)) is None:
+                    raise
+                verdict = found
             if verdict.kind in ("tar", "zip"):
                 self._archive(candidate, verdict)
             elif verdict.kind == "spool":
                 raise NotATrace(
                     "one segment of a spool", path=candidate.path, next_step="give the folder that it lies in"
                 )
-            elif verdict.kind == "kineto":
+            elif verdict.kind in ("kineto", "torchtitan", "megatron"):
                 self._add(candidate, verdict)
             elif verdict.kind == "nsys-sqlite":
                 own = self._own_file(candidate, verdict)
@@ -358,6 +368,20 @@ class _Search:
                 self._projection(candidate, verdict)
             else:
                 self._held.append((candidate, verdict))
+
+    def _log_further_down(self, candidate: _Candidate, head: bytes) -> Verdict | None:
+        """Look for a training log behind what a launcher printed first; binary files are not looked at."""
+        packed = next((name for name, magic in COMPRESSIONS if head.startswith(magic)), "none")
+        with decompress(candidate.open, packed, path=candidate.path, limits=self.limits) as stream:
+            rest, read = b"", 0
+            while read < LOG_SEARCH_BYTES and (piece := stream.read(HEAD_BYTES)):
+                if b"\0" in piece:
+                    return None
+                if kind := log_kind(rest + piece):
+                    return Verdict(kind, packed)
+                read += len(piece)
+                rest = piece[-LOG_LINE_BYTES:]
+        return None
 
     def _add(self, candidate: _Candidate, verdict: Verdict) -> None:
         with candidate.open() as stream:

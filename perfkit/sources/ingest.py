@@ -297,7 +297,7 @@ def _work(
     ranks = {part.rank for item in group for part in item.parts}
     own = {item.input.fingerprint for item in group}
     earlier = tuple(
-        TimeRange(c.rank, c.start_ns, c.end_ns, c.source_path)
+        TimeRange(c.rank, c.start_ns, c.end_ns, c.source_path, c.source)
         for c in committed
         if c.rank in ranks and c.start_ns is not None and c.end_ns is not None
         if c.fingerprint.partition("#")[0] not in own

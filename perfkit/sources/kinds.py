@@ -29,6 +29,7 @@ from perfkit.sources.inputs import GZIP_MAGIC, UTF8_BOM, ZSTD_MAGIC, BytesStream
 
 HEAD_BYTES = 1 << 16
 """Stored, and then uncompressed, bytes that decide what a file is."""
+COMPRESSIONS = (("gzip", GZIP_MAGIC), ("zstd", ZSTD_MAGIC))
 SQLITE_MAGIC = b"SQLite format 3\0"
 SPOOL_MAGIC = b"PKSPOOL1"
 NSYS_REP_MAGIC = b"NVIDIA Tegra Profiler Report"
@@ -49,7 +50,7 @@ class Verdict(NamedTuple):
     """What a file is, from its head."""
 
     kind: str
-    """`kineto`, `nsys-sqlite`, `tar`, `zip`, `parquet`, `spool`."""
+    """`kineto`, `torchtitan`, `megatron`, `nsys-sqlite`, `tar`, `zip`, `parquet`, `spool`."""
     compression: str
 
 
@@ -58,7 +59,7 @@ def classify(head: bytes, *, path: str, complete: bool, limits: Limits | None = 
 
     Raises `NotATrace`, or another `InputError` for what was meant as a trace and is damaged or in the wrong form.
     """
-    for compression, magic in (("gzip", GZIP_MAGIC), ("zstd", ZSTD_MAGIC)):
+    for compression, magic in COMPRESSIONS:
         if head.startswith(magic):
             with decompress(lambda: BytesStream(head, path=path), compression, path=path, limits=limits) as stream:
                 inner = stream.read(HEAD_BYTES) or b""
@@ -88,6 +89,8 @@ def _classify_plain(head: bytes, path: str, complete: bool) -> str:
         return "spool"
     _refuse_known(head, path)
     text = head.removeprefix(UTF8_BOM).lstrip(b" \t\r\n")
+    if kind := log_kind(text):
+        return kind
     if text[:1] in (b"{", b"["):
         _check_json(text, path, complete)
         return "kineto"
@@ -111,6 +114,21 @@ def _classify_plain(head: bytes, path: str, complete: bool) -> str:
         path=path,
         next_step="give a torch.profiler JSON trace or an nsys SQLite export",
     )
+
+
+def log_kind(text: bytes) -> str | None:
+    """Return `torchtitan` or `megatron` if these lines are of a training log that perfkit reads."""
+    if b'"log_type_name"' in text and b'"traceEvents"' not in text:
+        from perfkit.sources.torchtitan import SIGN  # only then: neither is needed to look at a trace
+
+        if SIGN.search(text):
+            return "torchtitan"
+    if b"iteration" in text and b"consumed samples" in text:
+        from perfkit.sources.megatron import COLOURS, LINE
+
+        if any(LINE.search(COLOURS.sub(b"", line)) for line in text.split(b"\n") if b"consumed samples" in line):
+            return "megatron"
+    return None
 
 
 def _refuse_known(head: bytes, path: str) -> None:

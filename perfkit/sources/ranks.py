@@ -45,6 +45,11 @@ class TimeRange:
     start_ns: int
     end_ns: int
     path: str
+    source: str = ""
+
+
+BESIDE = ("capture", "torchtitan", "megatron")
+"""Sources that record all the time, beside every trace of the same rank."""
 
 
 def plan_parts(peeked: Sequence[tuple[Input, list[PartInfo]]], committed: Iterable[Commit]) -> list[list[PlannedInput]]:
@@ -95,6 +100,7 @@ def overlapping(info: PartInfo, rank: int, earlier: Iterable[TimeRange]) -> Time
     if info.start_ns is None or info.end_ns is None:
         return None
     for other in earlier:
-        if other.rank == rank and max(info.start_ns, other.start_ns) < min(info.end_ns, other.end_ns):
+        beside = info.source != other.source and (info.source in BESIDE or other.source in BESIDE)
+        if other.rank == rank and not beside and max(info.start_ns, other.start_ns) < min(info.end_ns, other.end_ns):
             return other
     return None

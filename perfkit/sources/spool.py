@@ -30,6 +30,7 @@ from typing import Any
 import pyarrow as pa
 
 from perfkit.capture.frames import SUFFIX, NotASegment, Segment, decode_segment, never_began
+from perfkit.capture.identity import find_identity
 from perfkit.capture.segments import CLAIM, MARKER_FILE, TRACES, claim_is_held
 from perfkit.errors import CorruptInput, PerfkitError, SchemaError
 from perfkit.schema import QUALITY, TABLES, table_from_rows
@@ -41,6 +42,8 @@ from perfkit.store.files import Files
 from perfkit.store.segment import SegmentTaken, load_commit
 
 SOURCE = "capture"
+QUIET_SECONDS = 60.0
+"""A living writer appends every few seconds."""
 MAX_SEGMENT_BYTES = 256 << 20
 COLUMNS = {
     "steps": ("step", "start_ns", "end_ns", "data_wait_ns", "tokens", "samples", "model_flops", "loss", "profiled"),
@@ -243,9 +246,10 @@ def compact_folder(
             living = claim_is_held(folder / f"{owner}{CLAIM}")
             try:
                 segment = read_segment(path)
+                living = living or _may_live_elsewhere(path, segment.header["host"])
                 if run is not None:
                     segment.header["run"] = run
-                said = {name: value for name, value in (segment.header.get("metadata") or {}).items() if value is not None}
+                said = {k: v for k, v in (segment.header.get("metadata") or {}).items() if v is not None}
                 segment.header["metadata"] = {**((done.header or {}).get("metadata") or {}), **said}
                 done.header = segment.header
                 if living and not segment.closed and not include_open:
@@ -274,6 +278,11 @@ def compact_folder(
     if done.header is not None and (done.header["rank"] == 0 or include_open) and done.num_segments:
         _finalise(store, done.header)
     return done
+
+
+def _may_live_elsewhere(path: Path, host: str) -> bool:
+    """Whether a writer on another host was there just now: not every network file system tells of its locks."""
+    return host != find_identity().host and time.time() - path.stat().st_mtime < QUIET_SECONDS
 
 
 def commit_segment(store: Store, segment: SegmentRows, path: str) -> bool:

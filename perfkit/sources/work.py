@@ -8,6 +8,7 @@ before that is scratch. One input's failure is its own result, never an exceptio
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -65,6 +66,8 @@ def reader_of(input: Input):  # type: ignore[no-untyped-def]  # a module with pe
     """Return the source module that reads an input."""
     if input.kind == "kineto":
         return kineto
+    if input.kind in ("torchtitan", "megatron"):
+        return importlib.import_module(f"perfkit.sources.{input.kind}")
     from perfkit.sources import nsys
 
     return nsys
@@ -199,4 +202,4 @@ def _check_and_commit(
         writer.write("quality", meta_rows(QUALITY, oddities))
         writer.commit(info, source_path=path, extra={"parts": len(item.parts), "bytes_read": reading.bytes_read})
         if info.start_ns is not None and info.end_ns is not None:
-            covered.append(TimeRange(planned.rank, info.start_ns, info.end_ns, path))
+            covered.append(TimeRange(planned.rank, info.start_ns, info.end_ns, path, info.source))

@@ -327,7 +327,7 @@ def test_findings_are_ranked_by_points_and_those_without_points_come_last() -> N
 
 def test_every_rule_has_a_name_of_its_own_and_says_what_to_do() -> None:
     names = [rule.__name__ for rule in RULES]
-    assert len(set(names)) == len(names) == 20
+    assert len(set(names)) == len(names) == 26
     seen = {row["id"]: row for kind in MATCHING for row in of_scenario(kind, 0).summary["findings"]}
     assert set(seen) <= set(names)
     assert all(row["next"] and row["title"] and row["evidence"] for row in seen.values())

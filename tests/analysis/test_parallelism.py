@@ -73,7 +73,7 @@ def test_named_groups_give_the_simulated_mesh_without_a_doubt(mesh):
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_rank_sets_and_operations_are_enough(mesh):
-    sim = simulated(mesh)
+    sim = simulated(mesh, layers=2 * mesh.pp * mesh.vpp)
     groups, calls = groups_of(sim, named=False), calls_of(sim, named=False)
     layout = infer_layout(groups, calls, world_size=mesh.world_size, ranks=list(sim.ranks))
     assert {axis: n for axis, n in layout.degrees.items() if n > 1} == degrees_of(mesh)

@@ -58,12 +58,15 @@ def break_at_start(fault: str) -> None:
         torch.profiler.profile.export_chrome_trace = fails
 
 
-def break_now(fault: str, store: Path) -> None:
+def break_now(fault: str, store: Path, pk: object) -> None:
     """Break what is broken in the middle."""
     if fault == "full-disk":  # every write that would make a file longer than this fails
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+        deadline = time.monotonic() + 60
+        while getattr(pk, "on", False) and time.monotonic() < deadline:
+            time.sleep(0.01)
     elif fault == "vanishing-store":
-        shutil.rmtree(store)
+        shutil.rmtree(store.rename(store.with_name("gone")), ignore_errors=True)
     elif fault == "clock":
         true = time.time_ns
         writer.time = type("SteppedTime", (), {**vars(time), "time_ns": staticmethod(lambda: true() - 3600 * 10**9)})
@@ -136,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
         if number == FAULT_AT and args.fault != "none":
             wait_until_acknowledged(pk, number - 1)
             tell(told, pk)
-            break_now(args.fault, args.store)
+            break_now(args.fault, args.store, pk)
         with pk.step(tokens=512, samples=16):
             with pk.span("forward"):
                 loss = model(batch).pow(2).mean()

@@ -163,7 +163,6 @@ def test_an_xid_is_in_the_health_events_of_the_fleet(init, gpus, store):
     pk = init(side_process=True, gpu_seconds=0.1, flush_seconds=0.02, cluster="c")
     train(pk, 3)
     until(lambda: in_the_spool(store, "gpu_power_watts"))
-    time.sleep(0.0)
     until(lambda: _health(store))
     pk.finish(timeout=120)
     (event,) = Store(store).read("health_events", cluster="c").to_pylist()
@@ -195,7 +194,9 @@ def drivers(kind: str, folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "says"), [("absent", "absent: "), ("broken", "absent: "), ("hung", "none: no answer")])
+@pytest.mark.parametrize(
+    ("kind", "says"), [("absent", "absent: "), ("broken", "absent: "), ("hung", "none: no answer")]
+)
 def test_without_a_driver_that_works_steps_are_untouched_and_the_run_says_so(
     init, store, tmp_path, monkeypatch, said, kind, says
 ):

@@ -223,6 +223,7 @@ def test_a_wrong_argument_raises_at_once(store):
         perfkit.ProfileSchedule(every=2, active=3)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_records_nothing_and_leaves_the_parents_recording_alone(init, compacted):
     pk = init()
     with pk.step(tokens=1):
@@ -297,3 +298,29 @@ def test_a_rank_that_torch_knows_only_later_is_used(init, compacted, monkeypatch
     store = compacted()
     assert store.read("steps", run="r")["rank"].to_pylist() == [3]
     assert store.runs()[0].world_size == 4
+
+
+def test_the_run_remembers_what_mfu_was_measured_with(init, compacted):
+    pk = init(
+        model="llama3-8b", seq_len=2048, hardware="NVIDIA H100 80GB HBM3", mesh={"dp": 1}, metadata={"user": "me"}
+    )
+    with pk.step(tokens=2048):
+        pass
+    store = compacted()
+    (run,) = store.runs()
+    assert (run.metadata["model"], run.metadata["convention"], run.metadata["user"]) == ("llama3-8b", "palm", "me")
+    assert run.metadata["peak_source"]
+    (row,) = store.read("steps", run="r").to_pylist()
+    assert row["model_flops"] == pytest.approx(2048 * run.metadata["flops_per_token"])
+
+
+def test_what_perfkit_costs_is_stored_with_the_run(init, compacted):
+    pk = init()
+    with pk.step():
+        pass
+    rows = compacted().read("counters", run="r").to_pylist()
+    values = {row["name"]: row["value"] for row in rows}
+    assert values["perfkit_writer_cpu_seconds"] > 0
+    assert values["perfkit_step_hook_seconds"] > 0
+    assert values["perfkit_dropped_records"] == 0
+    assert abs(values["perfkit_clock_offset_seconds"]) < 3600

@@ -101,6 +101,7 @@ def test_the_own_claim_of_a_process_is_held_too(tmp_path):
     assert not claim_is_held(path)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_no_acknowledged_batch_is_lost_in_twenty_kills():
     acknowledged, found = kill_many(20, seed=77)
     assert acknowledged <= found <= acknowledged + 20
@@ -115,6 +116,7 @@ def test_no_acknowledged_batch_is_lost_in_a_thousand_kills():
     assert "none lost" in done.stdout
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_the_killer_would_notice_a_lost_batch(tmp_path):
     seed = next(seed for seed in range(100) if kill_once(tmp_path / str(seed), seed)[0] > 2)
     with pytest.raises(Lost, match="acknowledged"):

@@ -135,3 +135,55 @@ def test_the_live_file_says_what_the_run_is_doing(init):
     pk.finish(timeout=60)
     live = json.loads((pk.writer.folder / "live/metrics.json").read_text())
     assert (live["run"], live["step"], live["ended"], live["counts"]["tokens"]) == ("r", 0, True, 3)
+
+
+@pytest.mark.slow
+def test_segments_reach_the_store_while_the_run_goes_on(init, store):
+    pk = init(side_process=True, flush_seconds=0.02, rotate_seconds=0.05)
+
+    def stored():
+        with pk.step(tokens=1):
+            pass
+        return store.exists() and Store(store).exists and [run for run in Store(store).runs() if run.rows.get("steps")]
+
+    assert until(stored)
+    assert pk.on
+    pk.finish(timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_loader_with_forked_workers_is_watched_and_recorded(init, store):
+    torch = pytest.importorskip("torch")
+
+    pk = init(side_process=True, flush_seconds=0.02)
+    with pk.step():
+        pass
+    until(lambda: pk.acknowledged_step is not None)  # the workers inherit pipes, files and a thread that is not theirs
+    loader = torch.utils.data.DataLoader(list(range(8)), num_workers=2, multiprocessing_context="fork")
+    for item in pk.data(loader):
+        with pk.step(tokens=int(item)):
+            pass
+    pk.finish(timeout=120)
+    rows = Store(store).read("steps", run="r").to_pylist()
+    assert [row["tokens"] for row in rows] == [None, *range(8)]
+    assert all(row["data_wait_ns"] is not None for row in rows[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_trace_is_asked_of_a_live_run_from_another_process(store):
+    pytest.importorskip("torch")
+    command = [sys.executable, "-m", "tests.capture.job", str(store), "--steps", "100000", "--step-seconds", "0.05"]
+    job = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: list((store / "spool").rglob("live/metrics.json")))
+        ask = [sys.executable, "-m", "perfkit", "trace", "job", "--store", str(store), "--steps", "2", "--wait", "300"]
+        done = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        path = Path(done.stdout.splitlines()[-1])
+        assert path.exists()
+        assert len(perfkit.analyze(path).tables["steps"]) == 2
+    finally:
+        job.kill()
+        job.wait()

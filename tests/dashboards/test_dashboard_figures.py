@@ -9,9 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from perfkit_dashboards import data_cluster, data_events, data_fleet, data_rank, data_ranks, data_run
+from perfkit_dashboards import (
+    data_cluster,
+    data_events,
+    data_fleet,
+    data_rank,
+    data_ranks,
+    data_run,
+    figures_ranks,
+    figures_run,
+)
 from perfkit_dashboards import figures as fleet_figures
-from perfkit_dashboards import figures_ranks, figures_run
 from perfkit_dashboards.data import Source
 from perfkit_dashboards.figures import Chart, escape, ink, packed, short
 from perfkit_dashboards.metrics import BUCKETS, DEFINITIONS, QUANTITIES

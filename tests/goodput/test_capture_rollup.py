@@ -138,3 +138,33 @@ def test_a_silent_run_is_called_lost(tmp_path):
 
 def test_the_document_is_plain_json(store):
     assert json.loads(json.dumps(ask([store.uri], by="node", price=2.0)))["price_per_gpu_hour"] == 2.0
+
+
+def test_a_rollup_of_a_run_that_goes_on_is_not_believed(tmp_path):
+    store = Store(tmp_path / "s")
+    write_rank(store, 0, 0, lifecycle(("init", T, T + 4)), steps(*every(0, 9, T + 5, 1)))
+    write_rollups(store, as_of_ns=(T + 2 * 86400) * S)
+    write_rank(
+        store, 1, 0, lifecycle(("init", T + 100, T + 104), ("end", T + 115, None)), steps(*every(10, 19, T + 105, 1))
+    )
+    assert ask([store.uri])["runs"][0]["attempts"] == 2
+
+
+def test_days_that_are_no_more_are_taken_back(tmp_path):
+    store = Store(tmp_path / "s")
+    write_rank(store, 0, 0, lifecycle(("allocated", T, None)), steps(*every(0, 9, T + 5, 1)))
+    write_rollups(store, as_of_ns=(T + 300) * S)
+    assert sum(store.read("run_rollup")["allocated_ns"].to_pylist()) == 300 * S
+    later = T + 86_400
+    write_rollups(store, as_of_ns=later * S)
+    assert sum(store.read("run_rollup")["allocated_ns"].to_pylist()) == 15 * S
+    assert store.read("run_rollup")["state"].to_pylist() == ["lost"]
+
+
+def test_the_command_writes_rollups(store, capsys):
+    from perfkit.cli.main import main
+
+    assert main(["store", "rollup", store.uri, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"]["run_rollup"] == len(store.read("run_rollup"))
+    assert main(["store", "rollup", store.uri]) == 0
+    assert "of run_rollup" in capsys.readouterr().out

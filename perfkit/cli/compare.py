@@ -1,0 +1,89 @@
+"""What changed between two runs, and is it noise?
+
+BASE and NEW are trace files, folders, archives or stores; with --store they name runs in it. Step time is compared
+with a confidence interval (moving-block bootstrap), the waterfall term by term, kernels by op and shape, collectives
+by role and size. --fail-on trips only when the evidence is there: 'step_time>+3%', 'mfu<-2%',
+'waterfall.exposed_wait>+1points'.
+
+examples:
+  perfkit compare traces/before traces/after
+  perfkit compare baseline candidate --store runs/ --fail-on 'step_time>+3%'
+  perfkit compare base/ new/ --format markdown -o comment.md
+  perfkit compare base/ new/ --format junit -o perf.xml --fail-on 'step_time>+3%'
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from perfkit.report.report import Report
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("base", metavar="BASE", help="traces, a store, or with --store a run")
+    parser.add_argument("new", metavar="NEW", help="the same, to compare with it")
+    parser.add_argument("--store", metavar="DIR", help="store in which BASE and NEW are runs")
+    parser.add_argument("--model", help="as for `perfkit analyze`: gives MFU")
+    parser.add_argument("--tokens-per-step", type=float, help="tokens of a step of the whole job")
+    parser.add_argument("--seq-len", type=int)
+    parser.add_argument("--hardware")
+    parser.add_argument("--level", type=float, default=0.05, help="chance of a false alarm (default: 0.05)")
+    parser.add_argument("--fail-on", metavar="EXPR", help="exit with 1 if a change is beyond a limit")
+    parser.add_argument("--format", choices=("text", "json", "markdown", "junit"), default="text")
+    parser.add_argument("-o", "--output", type=Path, metavar="F", help="write to a file")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare and judge."""
+    from perfkit.analysis.compare import compare
+    from perfkit.errors import GateTripped, PerfkitError, UsageError
+    from perfkit.report import comparison as render
+    from perfkit.report.gate import GateUnknown
+
+    if not 0 < args.level < 1:
+        raise UsageError(f"--level {args.level}", next_step="use a chance such as 0.05")
+    (base, base_steps), (new, new_steps) = _load(args.base, args), _load(args.new, args)
+    recorded = (base_steps, new_steps) if base_steps is not None and new_steps is not None else None
+    found = compare(base, new, level=args.level, steps=recorded)
+    problem: PerfkitError | None = None
+    if args.fail_on:
+        try:
+            render.check_change(found, args.fail_on)
+        except (GateTripped, GateUnknown) as error:
+            problem = error
+    text = {
+        "text": lambda: render.to_text(found),
+        "json": lambda: json.dumps(found.as_json(), allow_nan=False) + "\n",
+        "markdown": lambda: render.to_markdown(found),
+        "junit": lambda: render.to_junit(found, str(problem) if problem else None),
+    }[args.format]()
+    if args.output:
+        args.output.write_text(text)
+    else:
+        print(text, end="")
+    if problem is not None:
+        raise problem
+    return 0
+
+
+def _load(name: str, args: argparse.Namespace) -> tuple[Report, pa.Table | None]:
+    """Return the analysis of one side, and its recorded steps if it is a run in a store."""
+    import perfkit
+    from perfkit.analysis.stored import find_run, is_store, recorded_steps
+    from perfkit.store import Store
+
+    asked: dict[str, Any] = {name: getattr(args, name) for name in ("model", "tokens_per_step", "seq_len", "hardware")}
+    place = args.store or (name if is_store(name) else None)
+    if place is None:
+        return perfkit.analyze(name, **asked), None
+    store = Store(place)
+    summary = find_run(store, name if args.store else None)
+    report = perfkit.analyze(name if args.store else place, store=place if args.store else None, **asked)
+    return report, recorded_steps(store, summary.key)

@@ -1,0 +1,160 @@
+"""A Comparison as text, Markdown for a pull request, and JUnit for CI; and its gate.
+
+    to_text(c), to_markdown(c), to_junit(c, problems); check_change(c, "step_time>+3%")
+
+    EXPR = NAME (">" | "<") CHANGE { ("," | "or") … }       NAME: step_time, mfu, hfu, tokens_per_second_per_device,
+    CHANGE = [+-]NUMBER ("%" | "points")                          or waterfall.TERM
+
+A condition trips when the change is beyond its limit and the evidence is there (the interval leaves out zero). A change
+that is unknown never passes: exit code 2.
+"""
+
+from __future__ import annotations
+
+import re
+from xml.sax.saxutils import quoteattr
+
+from perfkit.analysis.compare import Comparison, Quantity, Row
+from perfkit.errors import GateTripped, UsageError
+from perfkit.report.format import duration
+from perfkit.report.gate import GateUnknown
+
+_CONDITION = re.compile(r"\s*([a-z_][\w.]*)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*(%|points)\s*$")
+_SEPARATOR = re.compile(r",|\bor\b")
+
+
+def check_change(comparison: Comparison, expression: str) -> None:
+    """Raise if a condition holds (exit 1) or cannot be judged (exit 2)."""
+    tripped, unknown = [], []
+    for part in _SEPARATOR.split(expression):
+        found = _CONDITION.match(part)
+        if found is None:
+            raise UsageError(f"--fail-on {part.strip()!r}", next_step="write it like 'step_time>+3%' or 'mfu<-2%'")
+        name, sign, number, unit = found.groups()
+        quantity = find_quantity(comparison, name)
+        if (unit == "points") != (quantity.unit == "points"):
+            raise UsageError(f"--fail-on {part.strip()!r}: {name} changes in {'points' if unit == '%' else '%'}")
+        limit = float(number) / (100 if unit == "%" else 1)
+        if quantity.change is None or (name == "step_time" and quantity.low is None):
+            unknown.append(f"the change of {name} is unknown, so `{part.strip()}` cannot pass")
+        elif quantity.verdict != "no evidence" and (
+            quantity.change > limit if sign == ">" else quantity.change < limit
+        ):
+            tripped.append(f"{part.strip()} holds: {name} changed by {_change(quantity)}")
+    if tripped:
+        raise GateTripped("; ".join(tripped))
+    if unknown:
+        raise GateUnknown("; ".join(unknown))
+
+
+def find_quantity(comparison: Comparison, name: str) -> Quantity:
+    """Return a quantity by its name, or say which there are."""
+    known = {q.name: q for q in comparison.quantities} | {f"waterfall.{q.name}": q for q in comparison.terms}
+    if name not in known:
+        raise UsageError(f"{name!r} cannot be compared", next_step=f"known: {', '.join(known)}")
+    return known[name]
+
+
+def to_text(comparison: Comparison) -> str:
+    """Return what a terminal shows."""
+    lines = [headline(comparison), ""]
+    for quantity in comparison.quantities:
+        if quantity.change is not None:
+            old, now = _value(quantity.base, quantity), _value(quantity.new, quantity)
+            lines.append(f"  {quantity.name:<30} {old:>12} → {now:<12} {_change(quantity)}")
+    moved = [q for q in comparison.terms if q.change is not None]
+    if moved:
+        lines += ["", "waterfall, points of peak"]
+        for quantity in sorted(moved, key=lambda q: -abs(q.change or 0)):
+            mark = "" if quantity.verdict == "no evidence" else f"  {quantity.verdict}"
+            lines.append(
+                f"  {quantity.name:<30} {quantity.base:>12.2f} → {quantity.new:<12.2f} {_change(quantity)}{mark}"
+            )
+    for title, rows in (("kernels, per step and device", comparison.kernels), ("collectives", comparison.collectives)):
+        if rows:
+            lines += ["", title, *(f"  {_row(row)}" for row in rows[:12])]
+    lines += ["", *(f"note: {note}" for note in comparison.notes)] if comparison.notes else []
+    return "\n".join(lines) + "\n"
+
+
+def headline(comparison: Comparison) -> str:
+    """Return the verdict in one line."""
+    speed = comparison.quantities[0]
+    base, new = comparison.steps
+    about = f"{base} and {new} {comparison.step_source} steps, {1 - comparison.level:.0%} confidence"
+    if speed.change is None:
+        return f"no verdict: no step times on both sides ({about})"
+    if comparison.verdict == "no evidence":
+        return f"no evidence of a change in step time: {_change(speed)} ({about})"
+    return f"{comparison.verdict}: step time {_change(speed)} ({about})"
+
+
+def to_markdown(comparison: Comparison) -> str:
+    """Return a comment for a pull request."""
+    mark = {"slower": "🔴", "faster": "🟢"}.get(comparison.verdict, "⚪")
+    lines = [f"### {mark} perfkit: {headline(comparison)}", "", "| | base | new | change |", "|---|---:|---:|---:|"]
+    for quantity in (*comparison.quantities, *comparison.terms):
+        if quantity.change is not None and (quantity.unit != "points" or quantity.verdict in ("more", "less")):
+            cells = (quantity.name, _value(quantity.base, quantity), _value(quantity.new, quantity), _change(quantity))
+            lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+    if comparison.kernels:
+        lines += [
+            "",
+            "<details><summary>kernels that changed</summary>",
+            "",
+            "| kernel | status | base | new |",
+            "|---|---|---:|---:|",
+        ]
+        for row in comparison.kernels[:15]:
+            cells = (f"{row.name} {row.detail}"[:90], row.status, duration(row.base_ns), duration(row.new_ns))
+            lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+        lines += ["", "</details>"]
+    lines += ["", *(f"> {_cell(note)}" for note in comparison.notes)] if comparison.notes else []
+    return "\n".join(lines) + "\n"
+
+
+def to_junit(comparison: Comparison, problem: str | None) -> str:
+    """Return a JUnit file with one case: the gate."""
+    failure = f"<failure message={quoteattr(problem)}/>" if problem else ""
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        f'<testsuite name="perfkit" tests="1" failures="{int(bool(problem))}">'
+        f'<testcase classname="perfkit.compare" name={quoteattr(headline(comparison))}>{failure}</testcase>'
+        "</testsuite>\n"
+    )
+
+
+def _cell(text: str) -> str:
+    """Keep a name from being Markdown or HTML."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("`", "\\`").replace("\n", " ")
+
+
+def _value(value: float | None, quantity: Quantity) -> str:
+    if value is None:
+        return "–"
+    if quantity.unit == "ns":
+        return duration(value)
+    return (
+        f"{value:.1%}"
+        if quantity.unit == "ratio"
+        else f"{value:,.2f}"
+        if quantity.unit == "points"
+        else f"{value:,.1f}"
+    )
+
+
+def _change(quantity: Quantity) -> str:
+    if quantity.change is None:
+        return "unknown"
+    if quantity.unit == "points":
+        inside = "" if quantity.low is None else f" [{quantity.low:+.2f}, {quantity.high:+.2f}]"
+        return f"{quantity.change:+.2f}{inside}"
+    inside = "" if quantity.low is None else f" [{quantity.low:+.1%}, {quantity.high:+.1%}]"
+    return f"{quantity.change:+.1%}{inside}"
+
+
+def _row(row: Row) -> str:
+    name = f"{row.name} {row.detail}".strip()
+    name = name if len(name) <= 64 else name[:63] + "…"
+    times = f"{duration(row.base_ns):>9} → {duration(row.new_ns):<9}"
+    return f"{row.status:<8} {name:<64} {times} ×{row.base_count:.3g} → ×{row.new_count:.3g}"

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from sim_tables import simulated
+
+import perfkit
+from perfkit.analysis.analyze import analyze_tables
+from perfkit.analysis.compare import compare, recorded_step_times
+from perfkit.errors import GateTripped, UsageError
+from perfkit.report.comparison import check_change, headline, to_junit, to_markdown, to_text
+from perfkit.report.gate import GateUnknown
+from perfkit.schema import STEPS, table_from_rows
+from perfkit.simulate import Mesh
+from perfkit.simulate.faults import parse_fault
+
+
+@pytest.fixture(scope="module")
+def reports():
+    """A healthy simulated job, the same with other noise, and one with a slow rank."""
+    made = {}
+    for name, seed, faults in (("base", 1, ()), ("again", 2, ()), ("slow", 3, ("slow-rank:1:6x",))):
+        sim = simulated(Mesh(dp=2), seed=seed, steps=8, faults=tuple(parse_fault(fault) for fault in faults))
+        ranks = [sim.tables(rank) for rank in sim.ranks]
+        tables = {table: pa.concat_tables([one[table] for one in ranks]).unify_dictionaries() for table in ranks[0]}
+        made[name] = analyze_tables(tables, synthetic=True)
+    return made
+
+
+def test_the_same_job_again_is_no_evidence(reports):
+    found = compare(reports["base"], reports["again"])
+    assert found.verdict == "no evidence"
+    assert "no evidence" in headline(found)
+
+
+def test_a_slow_rank_is_slower_and_its_cost_is_where_it_belongs(reports):
+    found = compare(reports["base"], reports["slow"])
+    assert found.verdict == "slower"
+    assert found.quantities[0].low > 0.05
+    assert any(row.status == "slower" for row in found.kernels)
+    assert "slower" in to_text(found)
+    assert "🔴" in to_markdown(found)
+
+
+def test_terms_of_both_runs_sum_to_a_hundred(reports):
+    found = compare(reports["base"], reports["slow"])
+    assert sum(term.base for term in found.terms) == pytest.approx(100, abs=1e-6)
+    assert sum(term.new for term in found.terms) == pytest.approx(100, abs=1e-6)
+
+
+def test_the_gate_trips_only_on_evidence(reports):
+    slow = compare(reports["base"], reports["slow"])
+    with pytest.raises(GateTripped, match="step_time changed by"):
+        check_change(slow, "step_time>+3%")
+    check_change(slow, "step_time<-3%")
+    check_change(compare(reports["base"], reports["again"]), "step_time>+0%")
+
+
+def test_an_unknown_change_never_passes(reports):
+    found = compare(reports["base"], reports["again"])
+    with pytest.raises(GateUnknown, match="mfu is unknown"):
+        check_change(found, "mfu<-2%")
+
+
+@pytest.mark.parametrize("expression", ["step_time", "step_time>3", "nonsense>+3%", "step_time>+3points"])
+def test_a_condition_that_makes_no_sense_is_refused(reports, expression):
+    with pytest.raises(UsageError):
+        check_change(compare(reports["base"], reports["again"]), expression)
+
+
+def test_junit_carries_the_failure(reports):
+    found = compare(reports["base"], reports["again"])
+    assert 'failures="0"' in to_junit(found, None)
+    assert '<failure message="a &lt; b"/>' in to_junit(found, "a < b")
+
+
+def test_recorded_steps_are_end_to_end_without_the_profiled_ones():
+    rows = [
+        {"rank": rank, "step": step, "start_ns": 0, "end_ns": 100 * step + rank, "profiled": step == 5}
+        for rank in (0, 1)
+        for step in range(10)
+    ]
+    times = recorded_step_times(table_from_rows(STEPS, rows))
+    assert times.tolist() == [100.0] * 7  # nine gaps, without those into and out of step 5
+    assert len(recorded_step_times(table_from_rows(STEPS, []))) == 0
+
+
+def test_recorded_steps_are_preferred(reports):
+    random = np.random.default_rng(0)
+
+    def recorded(scale):
+        ends = np.cumsum(scale * (1 + 0.01 * random.normal(size=100))).astype(np.int64)
+        return table_from_rows(
+            STEPS, [{"rank": 0, "step": i, "start_ns": 0, "end_ns": int(e)} for i, e in enumerate(ends)]
+        )
+
+    found = compare(reports["base"], reports["again"], steps=(recorded(1e8), recorded(1.05e8)))
+    assert (found.step_source, found.verdict) == ("recorded", "slower")
+
+
+def test_the_nanogpt_pair_can_be_read(traces):
+    folder = traces / "KellerJordan__modded-nanogpt/records/track_1_short/2025-10-31_AdamSyncGradientHook"
+    base, new = (
+        perfkit.analyze(folder / f"modded-nanogpt-{name}-gpu-rank-00-chrome-trace.json.gz")
+        for name in ("current", "hook")
+    )
+    found = compare(base, new)
+    assert found.verdict == "no evidence"  # four steps each
+    assert any(row.name.startswith("reduce_scatter") for row in found.collectives)

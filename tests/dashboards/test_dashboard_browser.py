@@ -1,0 +1,380 @@
+"""The dashboard in a real browser, served by the real command. Needs playwright and chromium.
+
+Pictures of every page, size and theme go to $PERFKIT_SCREENSHOTS, else to a temporary folder.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.conftest import IN_CI
+from tests.dashboards.made_stores import DAY, HOSTILE, START, make_fleet, make_run, run_hours, write_days
+
+if IN_CI:
+    from playwright import sync_api  # what is missing there is an error
+else:
+    sync_api = pytest.importorskip("playwright.sync_api")
+CHROMIUM = os.environ.get("PERFKIT_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+ARGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
+        "--disable-component-update", "--disable-sync", "--no-first-run"]  # fmt: skip
+PATIENCE_MS = 120_000
+LINKS = {
+    "fleet": "", "cluster": "cluster?cluster=beta", "run": "run?cluster=alpha&run=steady",
+    "ranks": "ranks?cluster=alpha&run=steady&rank=5",
+}  # fmt: skip
+DRAWN = "document.querySelectorAll('.pk-slot').length > 0 && !document.querySelector('.pk-wait')"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(CHROMIUM is None and not IN_CI, reason="no chromium here (set PERFKIT_CHROMIUM)"),
+]
+
+
+def serve(store: Path, *options: str) -> Iterator[str]:
+    """Run `perfkit dashboard` on a free port and give its address."""
+    command = [sys.executable, "-m", "perfkit", "dashboard", "--store", str(store), "--port", "0", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr
+    line = process.stderr.readline()
+    threading.Thread(target=process.stderr.read, daemon=True).start()
+    found = re.search(r"http://127\.0\.0\.1:\d+\S*", line)
+    assert found, line
+    address = found.group()
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(f"{address}health", timeout=5).read()
+            break
+        except OSError:
+            time.sleep(0.2)
+    yield address
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    path = tmp_path_factory.mktemp("browser") / "store"
+    make_run(make_fleet(path))
+    yield from serve(path)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Open an address in a fresh profile; everything that goes wrong is kept in `page.trouble`."""
+    contexts = []
+
+    def open_page(
+        address: str, *, width: int = 1440, height: int = 900, scheme: str = "light", wait: bool = True
+    ) -> Any:
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme, accept_downloads=True
+        )
+        context.set_default_timeout(PATIENCE_MS)
+        contexts.append(context)
+        page = context.new_page()
+        page.trouble, page.requests = [], []
+        page.on("console", lambda m: page.trouble.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: page.trouble.append(str(error)))
+        page.on("request", lambda request: page.requests.append(request.url))
+        page.goto(address)
+        if wait:
+            settled(page)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+def settled(page: Any) -> None:
+    """Wait until every section of the page is drawn."""
+    page.wait_for_function(DRAWN)
+
+
+def fine(page: Any, site: str) -> None:
+    assert page.trouble == []
+    origin = site.split("//")[1].split("/")[0]
+    outside = [url for url in page.requests if not url.startswith(("data:", "blob:")) and f"//{origin}/" not in url]
+    assert outside == []
+    assert page.locator(".pk-error").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [(1440, 900), (1024, 768)], ids=["1440", "1024"])
+@pytest.mark.parametrize("name", LINKS)
+def test_every_page_loads_fits_and_asks_nobody_else(opened, site, tmp_path, name, size, scheme) -> None:
+    page = opened(site + LINKS[name], width=size[0], height=size[1], scheme=scheme)
+    fine(page, site)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    folder = Path(os.environ.get("PERFKIT_SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    page.wait_for_selector(".js-plotly-plot .main-svg")
+    page.screenshot(path=folder / f"{name}-{size[0]}-{scheme}.png", full_page=True)
+
+
+def test_the_first_screen_says_which_cluster_needs_somebody(opened, site) -> None:
+    page = opened(site + "?range=all")
+    assert page.inner_text(".pk-verdict").startswith("beta needs you.")
+    tiles = page.locator(".pk-tile")
+    assert [tiles.nth(i).locator("h2").inner_text() for i in range(tiles.count())] == ["beta", "alpha"]
+    assert all(tiles.nth(i).bounding_box()["y"] + tiles.nth(i).bounding_box()["height"] <= 900 for i in range(2))
+    assert "synthetic data" in page.inner_text("#status")
+    assert "stale" in page.inner_text("#status")
+
+
+def test_from_the_fleet_to_a_rank_and_back(opened, site) -> None:
+    page = opened(site)
+    page.click(".pk-tile h2 a:text-is('alpha')")
+    page.wait_for_url("**/cluster?cluster=alpha*")
+    page.click("[aria-label='Runs'] a:text-is('steady')")
+    page.wait_for_url("**/run?cluster=alpha&run=steady*")
+    page.wait_for_selector(".pk-finding")
+    page.click("text=Ranks of this run")
+    page.wait_for_url("**/ranks?cluster=alpha&run=steady*")
+    page.click("[aria-label='Stragglers'] a:has-text('rank 5')")
+    page.wait_for_url("**rank=5**")
+    page.wait_for_selector("text=Rank 5: kernels")
+    page.click("#crumbs a:text-is('Fleet')")
+    page.wait_for_selector(".pk-tile")
+    page.go_back()
+    page.wait_for_selector("text=Rank 5: kernels")
+    settled(page)
+    fine(page, site)
+
+
+def test_a_run_is_opened_from_the_table(opened, site) -> None:
+    page = opened(site + "?range=all")
+    page.click(".ag-center-cols-container a:text-is('shaky'), .ag-root a:text-is('shaky')")
+    page.wait_for_url("**/run?cluster=beta&run=shaky*")
+    page.wait_for_selector("text=Over time")
+    fine(page, site)
+
+
+def test_a_click_on_a_chart_leads_on(opened, site) -> None:
+    page = opened(site + "ranks?cluster=alpha&run=steady&order=rank")
+    page.wait_for_selector(".heatmaplayer image")
+    box = page.locator(".js-plotly-plot .nsewdrag").first.bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] * 5.5 / 8)
+    page.wait_for_url("**rank=5**")
+    page.wait_for_selector("text=Rank 5: phases")
+    fine(page, site)
+
+
+def test_filters_are_in_the_link_and_a_colleague_sees_the_same(opened, site) -> None:
+    page = opened(site)
+    page.get_by_role("textbox", name="Time range").click()
+    page.get_by_role("option", name="7 days").click()
+    page.wait_for_url("**range=7d*")
+    page.get_by_label("Find runs").fill("grace")
+    page.wait_for_url("**search=grace*")
+    page.wait_for_selector("text=/^1 in this range/")
+    colleague = opened(page.url)
+    colleague.wait_for_selector("text=/^1 in this range/")
+    assert colleague.get_by_label("Find runs").input_value() == "grace"
+    assert colleague.get_by_role("textbox", name="Time range").input_value() == "7 days"
+    page.go_back()
+    page.wait_for_function("document.querySelector('input[placeholder=\"run, user or model\"]').value === ''")
+    page.wait_for_selector("text=/^3 in this range/")
+    fine(page, site)
+    fine(colleague, site)
+
+
+def test_the_map_of_gpus_shows_what_is_chosen(opened, site) -> None:
+    page = opened(site + "cluster?cluster=beta")
+    page.click("label:has-text('health')")
+    page.wait_for_url("**gpu=health*")
+    page.wait_for_selector("h2:has-text('health')")
+    assert "1 unhealthy" in page.inner_text("[aria-label^='Nodes']")
+    fine(page, site)
+
+
+def test_exports_are_files(opened, site, tmp_path) -> None:
+    page = opened(site + "?range=all")
+    with page.expect_download() as waiting:
+        page.click("[aria-label='Where the GPU-hours went as CSV']")
+    waiting.value.save_as(tmp_path / "hours.csv")
+    rows = list(csv.DictReader((tmp_path / "hours.csv").open()))
+    assert {row["cluster"] for row in rows} == {"alpha", "beta"}
+    page.wait_for_selector("[aria-label='Where the GPU-hours went'] .main-svg")
+    with page.expect_download() as waiting:
+        page.click("[aria-label='Where the GPU-hours went as PNG']")
+    waiting.value.save_as(tmp_path / "hours.png")
+    assert (tmp_path / "hours.png").read_bytes().startswith(b"\x89PNG")
+    fine(page, site)
+
+
+def test_the_theme_is_switched_kept_and_followed_by_charts(opened, site) -> None:
+    page = opened(site)
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(background)
+    page.wait_for_selector(".js-plotly-plot .main-svg")
+    ink = "document.querySelector('.js-plotly-plot .ytick text').style.fill"
+    before = page.evaluate(ink)
+    page.click("[data-do=theme]")
+    page.wait_for_function(f"{background} !== '{light}'")
+    page.wait_for_function(f"{ink} !== '{before}'")
+    page.reload()
+    settled(page)
+    assert page.evaluate(background) != light
+    fine(page, site)
+
+
+def test_everything_is_reached_and_used_with_the_keyboard(opened, site) -> None:
+    page = opened(site + "run?cluster=alpha&run=steady")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "pk-skip"
+    wanted = page.evaluate(
+        "[...document.querySelectorAll('a[href], button, input, summary, [tabindex=\"0\"]')]"
+        ".filter(e => e.checkVisibility() && !e.disabled && e.tabIndex >= 0).length"
+    )
+    seen = set()
+    for _ in range(wanted + 30):
+        seen.add(page.evaluate("[...document.querySelectorAll('*')].indexOf(document.activeElement)"))
+        page.keyboard.press("Tab")
+    assert len(seen) >= wanted * 0.95
+    page.focus(".pk-finding summary")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".pk-finding[open] >> text=Look at rank 5")
+    page.focus(".pk-finding[open] a")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/ranks?**rank=5**")
+    page.focus("[data-do=theme]")
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.documentElement.getAttribute('data-mantine-color-scheme') === 'dark'")
+    settled(page)
+    fine(page, site)
+
+
+def test_a_definition_shows_on_hover_and_on_focus(opened, site) -> None:
+    page = opened(site)
+    page.hover(".pk-tile .pk-term >> nth=0")
+    assert "Model FLOPs" in page.inner_text("#pk-tip")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#pk-tip", state="hidden")
+    page.focus(".pk-tile .pk-term >> nth=3")
+    assert "Productive / allocated" in page.inner_text("#pk-tip")
+
+
+def test_charts_and_controls_have_names(opened, site) -> None:
+    for link in LINKS.values():
+        page = opened(site + link)
+        unnamed = page.eval_on_selector_all(
+            "button, a[href], input:not([type=hidden]), [role=img], [role=region], section",
+            """all => all.filter(e => e.checkVisibility() && !(e.getAttribute('aria-label') || e.textContent.trim()
+               || e.labels?.length || e.getAttribute('title') || e.closest('[role=group][aria-label]')
+               || e.closest('.ag-root'))).map(e => e.outerHTML.slice(0, 120))""",
+        )
+        assert unnamed == []
+
+
+CONTRAST = """() => {
+  const parse = (c) => c.match(/[\\d.]+/g).map(Number);
+  const linear = (v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const lum = ([r, g, b]) => [r, g, b].map((v) => linear(v / 255))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const ratio = (a, b) => { const [x, y] = [lum(a), lum(b)].sort((p, q) => q - p); return (x + 0.05) / (y + 0.05); };
+  const behind = (el) => { for (; el; el = el.parentElement) { const c = parse(getComputedStyle(el).backgroundColor);
+    if (c.length < 4 || c[3] === 1) return c; } return [255, 255, 255]; };
+  const bad = [];
+  for (const el of document.querySelectorAll("body *")) {
+    if (el instanceof SVGElement || ["SCRIPT", "STYLE"].includes(el.tagName) || !el.checkVisibility()) continue;
+    if (el.closest(".pk-hidden, .pk-skip, #pk-tip")) continue;
+    if (![...el.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) continue;
+    const found = ratio(parse(getComputedStyle(el).color), behind(el));
+    const what = el.tagName + "." + el.className + " " + el.textContent.slice(0, 20);
+    if (found < 4.5) bad.push(what + " " + found.toFixed(2));
+  }
+  return [...new Set(bad)];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", LINKS)
+def test_text_has_the_contrast_of_wcag_aa(opened, site, name, scheme) -> None:
+    page = opened(site + LINKS[name], scheme=scheme)
+    if name == "fleet":
+        page.wait_for_selector(".ag-cell")
+    assert page.evaluate(CONTRAST) == []
+
+
+def test_hostile_names_are_shown_as_text(opened, tmp_path) -> None:
+    store = make_fleet(tmp_path / "store", days=1, names=("javascript:alert(1)", HOSTILE))
+    make_run(store, HOSTILE, HOSTILE, ranks=2, slow=1, kernel=HOSTILE, host=HOSTILE)
+    for site in serve(tmp_path / "store"):
+        page = opened(site + "?range=all")
+        assert HOSTILE[:30] in page.inner_text(".pk-tiles")
+        page.click(".pk-tile h2 a >> nth=0")
+        page.wait_for_url("**/cluster?**")
+        page.wait_for_selector("[aria-label='Runs'] a")
+        settled(page)
+        page.wait_for_selector(".js-plotly-plot .main-svg")
+        for kind in ("run", "ranks"):
+            page.goto(f"{site}{kind}?cluster={quote(HOSTILE)}&run={quote(HOSTILE)}&rank=1")
+            settled(page)
+            page.wait_for_selector(".js-plotly-plot .main-svg")
+        assert page.evaluate("window.PWNED") is None
+        assert page.locator("main img[src=x]").count() == 0
+        fine(page, site)
+
+
+def test_new_data_is_shown_while_the_tab_is_visible(opened, tmp_path) -> None:
+    store = make_fleet(tmp_path / "store", days=1)
+    for site in serve(tmp_path / "store"):
+        page = opened(site)
+        page.wait_for_function("window.perfkit.version !== undefined")
+        write_days(store, "run_rollup", run_hours("gamma", "new", hours=1, start_ns=START + DAY))
+        for _ in range(60):  # the server believes its listing for a moment
+            page.evaluate("window.dash_clientside.set_props('tick', {data: Date.now()})")
+            page.wait_for_timeout(1000)
+            if page.locator(".pk-tile").count() == 3:
+                break
+        assert page.locator(".pk-tile h2:has-text('gamma')").count() == 1
+        hidden = "Object.defineProperty(document, 'visibilityState', {value: 'hidden', configurable: true})"
+        page.evaluate(hidden)
+        assert page.evaluate("window.dash_clientside.perfkit.tick(1) === window.dash_clientside.no_update")
+        fine(page, site)
+
+
+def test_behind_a_prefix_pages_and_links_work(opened, tmp_path) -> None:
+    make_fleet(tmp_path / "store", days=1)
+    for site in serve(tmp_path / "store", "--prefix", "/perf/", "--workers", "2"):
+        assert site.endswith("/perf/")
+        page = opened(site)
+        page.click(".pk-tile h2 a >> nth=0")
+        page.wait_for_url("**/perf/cluster?**")
+        settled(page)
+        fine(page, site)
+
+
+def test_an_empty_store_and_a_wrong_address_say_what_to_do(opened, tmp_path) -> None:
+    for site in serve(tmp_path / "nothing"):
+        page = opened(site)
+        assert "perfkit ingest" in page.inner_text("main")
+        page.goto(site + "no/such/page")
+        page.wait_for_selector("text=There is no such page")
+        page.click("text=To the fleet")
+        page.wait_for_selector("text=This store is empty")
+        fine(page, site)
