@@ -3,9 +3,9 @@
     python benchmarks/dashboard.py                         makes the store first (a few minutes)
     python benchmarks/dashboard.py --store fleet/ --seconds 60 --users 20
 
-Prints four tables: the fleet's data cold (a new process) and warm; every section alone; `--users` people at once who
-walk from page to page without a pause, over HTTP, against `perfkit dashboard --workers 2`; and what a browser needs
-until a page is drawn (with playwright and chromium). Times are wall times on this machine, the load generator on the
+Prints the fleet's data cold (a new process) and warm; every section alone; `--users` people at once who walk from page
+to page over HTTP, with and without a pause, against `perfkit dashboard --workers 2`; and what a browser needs until a
+page is drawn (with playwright and chromium). Times are wall times on this machine, the load generator on the
 same cores; sizes are bytes of the response body.
 """
 
@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -46,7 +47,8 @@ for _ in range(20):
     times.append(time.perf_counter() - began)
 began = time.perf_counter()
 data_fleet.clusters(source, view); data_fleet.hours(source, view); data_fleet.runs(source, view)
-print(json.dumps({"import": imported - started, "cold": cold, "asked": sorted(times)[10], "remembered": time.perf_counter() - began}))
+remembered = time.perf_counter() - began
+print(json.dumps({"import": imported - started, "cold": cold, "asked": sorted(times)[10], "remembered": remembered}))
 """
 
 
@@ -67,7 +69,8 @@ def main() -> None:
         views = walk(store)
         measure_sections(store, views)
         with serving(store, args.workers) as port:
-            measure_users(port, views, args.users, args.seconds)
+            for pause in (2.0, 0.0):
+                measure_users(port, views, args.users, args.seconds, pause)
             if not args.no_browser:
                 measure_browser(port, views)
 
@@ -176,8 +179,8 @@ def callbacks(page: str, query: str) -> list[tuple[str, bytes]]:
     }
 
     def body(outputs: list[dict[str, object]], spec: str, inputs: list[object], state: list[object]) -> bytes:
-        document = {"output": spec, "outputs": outputs if len(outputs) > 1 else outputs[0], "inputs": inputs, "state": state,
-                    "changedPropIds": ["view.data"], "parsedChangedPropsIds": ["view.data"]}  # fmt: skip
+        document = {"output": spec, "outputs": outputs if len(outputs) > 1 else outputs[0], "inputs": inputs,
+                    "state": state, "changedPropIds": ["view.data"]}  # fmt: skip
         return json.dumps(document).encode()
 
     def out(*pairs: tuple[object, str]) -> list[dict[str, object]]:
@@ -186,8 +189,9 @@ def callbacks(page: str, query: str) -> list[tuple[str, bytes]]:
     status = body(out(("status", "children"), ("version", "data"), ("warnings", "children")),
                   "..status.children...version.data...warnings.children..", [view, {"id": "tick", "property": "data"}],
                   [{"id": "version", "property": "data"}])  # fmt: skip
-    laid = body(out(("page", "children"), ("crumbs", "children"), ("shown", "data")), "..page.children...crumbs.children...shown.data..",
-                [view], [{"id": "shown", "property": "data"}])  # fmt: skip
+    laid = body(out(("page", "children"), ("crumbs", "children"), ("shown", "data")),
+                "..page.children...crumbs.children...shown.data..", [view],
+                [{"id": "shown", "property": "data"}])  # fmt: skip
     found = [("status", status), ("page", laid)]
     spec = '..{"part":"body","section":["MATCH"]}.children...{"part":"drawn","section":["MATCH"]}.data..'
     for section in PAGES[page].sections:
@@ -201,44 +205,52 @@ def callbacks(page: str, query: str) -> list[tuple[str, bytes]]:
     return found
 
 
-def measure_users(port: int, views: list[tuple[str, str]], users: int, seconds: float) -> None:
-    """Have users walk from view to view without a pause, each over its own connection."""
+def measure_users(port: int, views: list[tuple[str, str]], users: int, seconds: float, pause: float) -> None:
+    """Have users walk from view to view, each over its own connection, `pause` seconds after a page is complete."""
     requests = [callbacks(page, query) for page, query in views]
     times: dict[str, list[float]] = {}
     sizes: dict[str, int] = {}
     errors: list[str] = []
     lock = threading.Lock()
-    for warm in requests:  # a server that has been up for a minute
-        for _, data in warm:
-            urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/_dash-update-component", data,
-                                                          {"Content-Type": "application/json"})).read()  # fmt: skip
-    until = time.monotonic() + seconds
 
-    def visit(seed: int) -> None:
-        dice = random.Random(seed)
-        connection = HTTPConnection("127.0.0.1", port, timeout=60)
-        while time.monotonic() < until:
-            for name, data in dice.choice(requests):
+    def visit(seed: int, chosen: Iterator[list[tuple[str, bytes]]], wait: float, note: bool) -> None:
+        connection = HTTPConnection("127.0.0.1", port, timeout=120)
+        time.sleep(wait * seed / users)
+        for page in chosen:
+            for name, data in page:
                 began = time.perf_counter()
                 connection.request("POST", "/_dash-update-component", data, {"Content-Type": "application/json"})
                 answer = connection.getresponse()
                 size = len(answer.read())
                 took = time.perf_counter() - began
                 with lock:
-                    times.setdefault(name, []).append(took)
-                    sizes[name] = max(sizes.get(name, 0), size)
+                    if note:
+                        times.setdefault(name, []).append(took)
+                        sizes[name] = max(sizes.get(name, 0), size)
                     if answer.status not in (200, 204):
                         errors.append(f"{name}: {answer.status}")
+            time.sleep(wait)
 
-    threads = [threading.Thread(target=visit, args=(i,)) for i in range(users)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    def walkers(count: int, make: Callable[[int], Iterator[list[tuple[str, bytes]]]], wait: float, note: bool) -> None:
+        threads = [threading.Thread(target=visit, args=(i, make(i), wait, note)) for i in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def wander(seed: int) -> Iterator[list[tuple[str, bytes]]]:
+        dice = random.Random(seed)
+        while time.monotonic() < until:
+            yield dice.choice(requests)
+
+    walkers(
+        8, lambda _: iter(requests), 0.0, note=False
+    )  # as if it had been up for a while: every worker saw every view
+    until = time.monotonic() + seconds
+    walkers(users, wander, pause, note=True)
     total = sum(map(len, times.values()))
-    print(
-        f"\n{users} users without a pause, {seconds:.0f} s, {total:,} callbacks, {total / seconds:,.0f}/s, {len(errors)} errors\n"
-    )
+    rate = f"{total:,} callbacks, {total / seconds:,.0f}/s, {len(errors)} errors"
+    print(f"\n{users} users who look at each page for {pause:g} s, {seconds:.0f} s, {rate}\n")
     print(f"{'callback':22}{'count':>8}{'p50 ms':>10}{'p95 ms':>10}{'max ms':>10}{'kB':>10}")
     everything = [t for some in times.values() for t in some]
     for name, some in [*times.items(), ("all", everything)]:

@@ -47,7 +47,8 @@ CASES = {
 }
 """All of at least 30 % of the step time on the machines that they were tried on."""
 FAULT_IDS = (
-    "straggler", "slow_rank", "data_bound", "checkpoint_stall", "sync_points", "small_messages", "gc_pauses", "slow_link",
+    "straggler", "slow_rank", "data_bound", "checkpoint_stall", "sync_points", "small_messages", "gc_pauses",
+    "slow_link",
 )  # fmt: skip
 LINK_POINTS = 30.0
 STEPS = ("--train.steps", "17", "--capture.profile_first", "9", "--capture.profile_active", "6")

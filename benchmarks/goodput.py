@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 
 from perfkit.goodput.importers import import_dumps
+from perfkit.goodput.job_summary import summarize_jobs
 from perfkit.goodput.question import ask
-from perfkit.goodput.summary import summarize_jobs
 from perfkit.schema import GOODPUT_BUCKETS
 from perfkit.simulate.fleet import Fleet, FleetOptions, write_fleet
 

@@ -95,7 +95,8 @@ def measure_import(repeats: int = 5) -> float:
     """Return the CPU seconds that importing and resolving perfkit's hooks adds to torch's own import."""
     code = (
         "import time, torch; t = time.process_time(); import perfkit; perfkit.init, perfkit.step;"
-        "import perfkit.capture.writer, perfkit.capture.profiling; print(time.process_time() - t)"
+        "import perfkit.capture.writer, perfkit.capture.profiling, perfkit.capture.ranges as ranges;"
+        "ranges.Ranges(); print(time.process_time() - t)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     runs = [

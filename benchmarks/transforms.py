@@ -17,11 +17,11 @@ import time
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
-import torch  # noqa: E402
+import torch
 
-from perfkit.reference.model import Decoder, ModelConfig  # noqa: E402
-from perfkit.reference.optim import OptimConfig, make_optimizer  # noqa: E402
-from perfkit.reference.transforms import NAMES, transform  # noqa: E402
+from perfkit.reference.model import Decoder, ModelConfig
+from perfkit.reference.optim import OptimConfig, make_optimizer
+from perfkit.reference.transforms import NAMES, transform
 
 
 class Subject:
@@ -34,11 +34,13 @@ class Subject:
         self.tokens = torch.randint(0, config.vocab, (batch, config.seq_len + 1))
 
     def step(self) -> None:
+        """Train one step."""
         self.optimizer.zero_grad(set_to_none=True)
         self.done.model(self.tokens[:, :-1], self.tokens[:, 1:], self.done.loss).backward()
         self.optimizer.step()
 
     def cpu_seconds(self) -> float:
+        """Return the CPU time of a step."""
         before = time.process_time()
         self.step()
         return time.process_time() - before

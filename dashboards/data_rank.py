@@ -82,7 +82,7 @@ def _spans(source: Source, view: View) -> Rows:
 
 @remembered
 def kernels(source: Source, view: View, count: int = 15) -> Rows:
-    """Return the kernels of the rank, by waste where it is known, else by time."""
+    """Return the kernels of the rank by name, all shapes together: by waste where it is known, else by time."""
     key = source.run_key(view)
     if key is None or view.rank is None:
         return []
@@ -90,10 +90,16 @@ def kernels(source: Source, view: View, count: int = 15) -> Rows:
     if rows is None:
         return []
     total = pc.sum(rows["total_ns"]).as_py() or 0
-    columns = ["name", "family", "op", "count", "total_ns", "waste_ns", "bound"]
-    found = rows.select(columns).to_pylist()
-    found.sort(key=lambda row: (-(row["waste_ns"] or 0), -row["total_ns"]))
-    return [{**row, "share": row["total_ns"] / total if total else None} for row in found[:count]]
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows.select(["name", "family", "count", "total_ns", "waste_ns", "bound"]).to_pylist():
+        one = found.setdefault(row["name"], {**row, "count": 0, "total_ns": 0, "waste_ns": None, "shapes": 0})
+        one["count"] += row["count"]
+        one["total_ns"] += row["total_ns"]
+        one["shapes"] += 1
+        if row["waste_ns"] is not None:
+            one["waste_ns"] = (one["waste_ns"] or 0) + row["waste_ns"]
+    ordered = sorted(found.values(), key=lambda row: (-(row["waste_ns"] or 0), -row["total_ns"]))
+    return [{**row, "share": row["total_ns"] / total if total else None} for row in ordered[:count]]
 
 
 @remembered

@@ -131,6 +131,21 @@ def analysed(source: Source, key: RunKey, table: str, **more: Any) -> pa.Table |
     return rows if len(rows) else None
 
 
+@remembered
+def traced_step_ns(source: Source, view: View) -> dict[str, Any] | None:
+    """Return median and 95th percentile of the traced windows, and the ranks: what an analysis alone knows of speed."""
+    key = source.run_key(view)
+    rows = analysed(source, key, "attribution", columns=["rank", "step", "window_ns", "carry_in"]) if key else None
+    if rows is None:
+        return None
+    rows = rows.filter(pc.and_(pc.is_valid(rows["step"]), pc.invert(pc.fill_null(rows["carry_in"], False))))
+    if not len(rows):
+        return None
+    middle, high = np.percentile(rows["window_ns"].to_numpy(), [50, 95])
+    world = source.engine.metadata(key).get("world_size") if key else None
+    return {"step_time_p50_ns": float(middle), "step_time_p95_ns": float(high), "gpus": world}
+
+
 # ------------------------------------------------------------------ curves
 
 

@@ -209,6 +209,7 @@ def step_controls(view: View) -> list[Any]:
             allowDecimal=False,
             placeholder="all",
             debounce=400,
+            hideControls=True,
         )
         for name, label in (("first", "From step"), ("last", "To step"))
     ]

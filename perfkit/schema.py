@@ -697,8 +697,8 @@ _SYNTHETIC = Column("synthetic", pa.bool_(), "Made by the simulator.")
 RUN_ROLLUP = TableSchema(
     name="run_rollup",
     kind="fleet",
-    doc="What a dashboard needs of a run, one row per run, attempt and hour (UTC; jobs imported from a scheduler: "
-    "day). Columns that are GPU-ns, counts or FLOPs add up over rows; a ratio is a ratio of sums. No row crosses "
+    doc="What a dashboard needs of a run, one row per run, attempt and hour (UTC). "
+    "Columns that are GPU-ns, counts or FLOPs add up over rows; a ratio is a ratio of sums. No row crosses "
     "midnight, so that `date=` is the day of the row.",
     columns=(
         _CLUSTER,

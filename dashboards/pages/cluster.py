@@ -36,7 +36,7 @@ def overview(found: Context) -> Any:
             cards.empty(
                 f"Nothing about {name} in this range",
                 "Choose a longer time range.",
-                f"perfkit goodput RUN --store {fmt.clean(found.source.uri, 200)}",
+                f"perfkit goodput sacct.txt --import-to {fmt.clean(found.source.uri, 200)}",
             ),
         )
     row, sure = rows[0], data_cluster.reliability(found.source, found.view)
@@ -82,7 +82,9 @@ def gpu_map(found: Context) -> Any:
     if not rows:
         uri = fmt.clean(found.source.uri, 200)
         body: Any = cards.empty(
-            "No GPU counters", "They come from capture or from scraped exporters.", f"perfkit goodput … --store {uri}"
+            "No GPU counters",
+            "They come from capture or from scraped exporters.",
+            f"perfkit goodput metrics.prom --import-to {uri}",
         )
         return cards.card("GPUs", body)
     found_chart = figures.gpu_map(rows, quantity, found.theme)

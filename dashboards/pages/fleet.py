@@ -199,9 +199,9 @@ def nothing(found: Context) -> Any:
             className="pk-card",
         )
     if data_fleet.traced_runs(found.source, View()):
-        text = "The store has runs, listed below, and no roll-ups yet: cluster numbers come from goodput records."
+        text = "The store has runs, listed below, and no roll-ups: captured runs and scheduler records give them."
         return html.Div(
-            cards.empty("No cluster numbers in this range", text, f"perfkit goodput RUN --store {uri}"),
+            cards.empty("No cluster numbers in this range", text, f"perfkit store rollup {uri}"),
             className="pk-card",
         )
     return html.Div(

@@ -42,6 +42,7 @@ def head(found: Context) -> Any:
             allowDecimal=False,
             placeholder="none",
             debounce=400,
+            hideControls=True,
         ),
         *shell.step_controls(view),
         shell.live_control(view),
@@ -205,6 +206,7 @@ def kernels(found: Context) -> Any:
     columns = [
         ("Kernel", None, False),
         ("Family", None, False),
+        ("Shapes", None, True),
         ("Count", None, True),
         ("Time", None, True),
         ("Share", None, True),
@@ -215,6 +217,7 @@ def kernels(found: Context) -> Any:
         [
             html.Span(fmt.clean(row["name"], 90), title=fmt.clean(row["name"], 400)),
             row["family"] or fmt.UNKNOWN,
+            fmt.count(row["shapes"]),
             fmt.count(row["count"]),
             fmt.duration(row["total_ns"]),
             fmt.percent(row["share"]),

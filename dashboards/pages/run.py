@@ -57,24 +57,9 @@ def verdict(found: Context) -> Any:
     traced = next((r.points for r in ladders["A"].rungs if r.term == "mfu"), None) if "A" in ladders else None
     if row is None and not ladders and not source.attempts(view):
         return nothing(found)
-    row = row or {}
-    mfu = row.get("mfu") if row.get("mfu") is not None else (None if traced is None else traced / 100)
-    step = row.get("step_time_p50_ns")
-    stats = [
-        cards.stat("MFU", *_share(mfu), key="mfu"),
-        cards.stat("Effective MFU", *_share(row.get("effective_mfu")), key="effective_mfu"),
-        cards.stat("Goodput", *_share(row.get("goodput")), key="goodput"),
-        cards.stat("ETTR", *_share(row.get("ettr")), key="ettr"),
-        cards.stat("Tokens/s per GPU", fmt.number(row.get("tokens_per_gpu_s")), key="tokens"),
-        cards.stat(
-            "Step time",
-            fmt.duration(step),
-            f"p95 {fmt.duration(row.get('step_time_p95_ns'))}" if step else "",
-            key="step_time",
-        ),
-        cards.stat("GPUs", fmt.count(row.get("gpus"))),
-        cards.stat("Interruptions", fmt.count(row.get("interruptions")), key="interruptions"),
-    ]
+    steps = data_run.traced_step_ns(source, view) or {}
+    row = {**steps, **{name: value for name, value in (row or {}).items() if value is not None}}
+    stats = _stats(row, row.get("mfu", None if traced is None else traced / 100), ladders)
     state = row.get("state")
     parts: list[Any] = [html.P(_sentence(row, ladders, data_manifest.findings(source, view), traced))]
     if state:
@@ -90,6 +75,26 @@ def verdict(found: Context) -> Any:
             ),
         ]
     )
+
+
+def _stats(row: dict[str, Any], mfu: float | None, ladders: dict[str, Ladder]) -> list[Any]:
+    """Return the numbers that there are; MFU is always among them."""
+    executed = next((r.points for r in ladders["A"].rungs if r.term == "hfu"), None) if "A" in ladders else None
+    p95 = f"p95 {fmt.duration(row['step_time_p95_ns'])}" if row.get("step_time_p95_ns") else ""
+    known = [
+        ("mfu", "MFU", *_share(mfu)), ("hfu", "HFU", *_share(None if executed is None else executed / 100)),
+        ("effective_mfu", "Effective MFU", *_share(row.get("effective_mfu"))),
+        ("goodput", "Goodput", *_share(row.get("goodput"))), ("ettr", "ETTR", *_share(row.get("ettr"))),
+        ("tokens", "Tokens/s per GPU", fmt.number(row.get("tokens_per_gpu_s")), ""),
+        ("step_time", "Step time", fmt.duration(row.get("step_time_p50_ns")), p95),
+        ("gpus", "GPUs", fmt.count(row.get("gpus")), ""),
+        ("interruptions", "Interruptions", fmt.count(row.get("interruptions")), ""),
+    ]  # fmt: skip
+    return [
+        cards.stat(label, value, unit, key=key)
+        for key, label, value, unit in known
+        if key == "mfu" or value != fmt.UNKNOWN
+    ]
 
 
 def _sentence(
@@ -169,7 +174,7 @@ def allocation(found: Context) -> Any:
     ladders = data_run.ladders(found.source, found.view)
     if "B" not in ladders:
         body = cards.empty("No goodput records", "They come from capture or from a scheduler's records.",
-                           f"perfkit goodput RUN --store {fmt.clean(found.source.uri, 200)}")  # fmt: skip
+                           f"perfkit store rollup {fmt.clean(found.source.uri, 200)}")  # fmt: skip
         return cards.card("Whole allocation", body, key="goodput")
     return _ladder(found, ladders["B"], "Whole allocation", "run.allocation")
 

@@ -25,7 +25,7 @@ COLUMNS = (
     ("model", "Model", {"flex": 1, "minWidth": 90}),
     ("state", "State", {"width": 86}),
     ("gpus", "GPUs", {"type": "rightAligned", "width": 74}),
-    ("start", "Start (UTC)", {"width": 142, "colId": "start_ns"}),
+    ("start", "Start (UTC)", {"width": 152, "colId": "start_ns"}),
     ("hours", "Hours", {"type": "rightAligned", "width": 78}),
     ("mfu", "MFU", {"type": "rightAligned", "width": 76}),
     ("effective_mfu", "Eff. MFU", {"type": "rightAligned", "width": 92}),

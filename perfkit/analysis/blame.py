@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from perfkit.analysis.blame_flow import carried_waits, pass_on
-from perfkit.analysis.collectives import WAIT, WAIT_FOR_ROOT, Pieces, Split
-from perfkit.analysis.intervals import Ints
+from perfkit.analysis.collectives import BUBBLE, WAIT, WAIT_FOR_ROOT, Pieces, Split
+from perfkit.analysis.intervals import Ints, first_owner
 from perfkit.analysis.timeline import ints
 
 TYPICAL = 0.75
@@ -202,7 +202,7 @@ def _gain(
     """Return per culprit and step how much sooner the others would be done if it came with the second-latest.
 
     A rank gains what it waited beyond that arrival, hidden or not: the transfers that follow start sooner. It cannot
-    gain more than its exposed communication of the step.
+    gain more exposed communication than it has beyond the late rank's own, which waits for nobody.
     """
     rows = np.flatnonzero((split.instance >= 0) & ~split.pipeline)
     one = split.instance[rows]
@@ -210,13 +210,18 @@ def _gain(
     one = split.instance[rows]
     from_ns = np.maximum(second[one], split.aligned_start[rows])
     until = np.minimum(split.arrival[one], split.aligned_start[rows] + split.wait[rows])
-    gained = _by_triple(culprit[one], split.rank[rows], call_step[rows], np.maximum(until - from_ns, 0))
-    owned = np.flatnonzero(pieces.call >= 0)
+    until = np.maximum(until, from_ns)
+    origin, last = (int(from_ns.min()), int(until.max())) if len(rows) else (0, 0)
+    base = split.rank[rows] * (last - origin + 1) - origin
+    low, high = first_owner(from_ns + base, until + base)  # two waits at a time are one delay
+    gained = _by_triple(culprit[one], split.rank[rows], call_step[rows], high - low)
+    owned = np.flatnonzero((pieces.call >= 0) & (pieces.label != BUBBLE))
     length = (pieces.end - pieces.start)[owned]
     limit = _by_pair(split.rank[pieces.call[owned]], exposed_step[pieces.exposed[owned]], length)
     found: dict[tuple[int, int], list[int]] = {}
     for (who, by, step), ns in gained.items():
-        found.setdefault((who, step), []).append(min(ns, limit.get((by, step), 0)))
+        more = limit.get((by, step), 0) - limit.get((who, step), 0)
+        found.setdefault((who, step), []).append(min(ns, max(more, 0)))
     rest = max(num_ranks - 1, 1)
     return {key: int(np.quantile(some + [0] * (rest - len(some)), TYPICAL)) for key, some in found.items()}
 

@@ -7,8 +7,9 @@ the job's steps. Where a receive blocks the host and the device idles, it is idl
 receive: those rows of `window_idle` are handed back in `idle`, to be moved from idle to bubble in the ladder.
 
 The split replays the recognised schedule (perfkit.analysis.schedules) with three sets of pass times: all stages equal
-(ideal), each stage its own median (stage imbalance), each replica and step its own (straggler). What is left of the
-measured bubble is `other`: the messages themselves, the host, a schedule that was not followed. Parts never exceed
+(ideal), each stage its own median (stage imbalance), each replica and step its own (straggler); and once more with the
+median time that a message takes to arrive once both ends are there (message). What is left of the measured bubble is
+`other`: a late host, a schedule that was not followed. Parts never exceed
 the bubble and sum to it. A stage's first wait of a step lies in the window before (definition 1), and its wait after
 the last pass is a bubble only if it is free to ask for the next step's first message meanwhile.
 """
@@ -26,11 +27,11 @@ import pyarrow.compute as pc
 from perfkit.analysis.classify import encode_text
 from perfkit.analysis.intervals import Ints
 from perfkit.analysis.layout import Layout, View
-from perfkit.analysis.pipeline_work import Messages, Work, add_up, message_texts, pass_times
+from perfkit.analysis.pipeline_work import Messages, Work, add_up, is_one_of, message_texts, pass_times
 from perfkit.analysis.schedules import MAX_PASSES, Floats, Shape, Waits, recognise, replay
 from perfkit.analysis.timeline import Mask, ints
 
-PARTS = ("ideal_ns", "imbalance_ns", "straggler_ns", "other_ns")
+PARTS = ("ideal_ns", "imbalance_ns", "straggler_ns", "message_ns", "other_ns")
 BUBBLE = pa.schema(
     [
         ("rank", pa.int32()), ("device", pa.int32()), ("step", pa.int64()), ("stage", pa.int32()),
@@ -38,7 +39,7 @@ BUBBLE = pa.schema(
         *((part, pa.int64()) for part in PARTS),
     ]
 )  # fmt: skip
-"""bubble = device + idle = the four parts; the parts are null if they cannot be told."""
+"""bubble = device + idle = the five parts; the parts are null if they cannot be told."""
 STAGES = pa.schema(
     [
         ("stage", pa.int32()), ("ranks", pa.int64()), ("window_ns", pa.int64()), ("bubble_ns", pa.int64()),
@@ -114,7 +115,8 @@ def bubbles(view: View, steps: pa.Table, window_idle: pa.Table, compute: pa.Tabl
     work = pass_times(view, layout, rows, steps, window_idle, waits, compute)
     split = None
     if shape is not None and shape.stages * 2 * shape.micro_batches * shape.chunks <= MAX_PASSES:
-        split = split_bubble(layout, rows, work, messages, schedule or _default(shape), shape)
+        moving = _message_ns(view, layout)
+        split = split_bubble(layout, rows, work, messages, schedule or _default(shape), shape, message_ns=moving)
         if split is None:
             notes.append("bubble: not every stage has a traced rank, its causes are not split")
     nothing = pa.nulls(len(rows), pa.int64())
@@ -180,8 +182,15 @@ def _recognise(layout: Layout, found: Messages, notes: list[str]) -> tuple[str |
     return schedule, shape
 
 
+def _message_ns(view: View, layout: Layout) -> int:
+    """Return the median time that a pipeline message moves; 0 if that could not be told."""
+    receives = is_one_of(view.calls["op"], ("recv",)) & np.isin(ints(view.members["gid"]), list(layout.pipeline_gids))
+    moved = view.members["transfer_ns"].filter(pa.array(receives)).drop_null().to_numpy()
+    return int(np.median(moved)) if len(moved) else 0
+
+
 def split_bubble(
-    layout: Layout, rows: pa.Table, work: Work, messages: Messages, schedule: str, shape: Shape
+    layout: Layout, rows: pa.Table, work: Work, messages: Messages, schedule: str, shape: Shape, *, message_ns: int = 0
 ) -> list[Ints] | None:
     """Return the parts of every row's bubble, None if a stage is not traced."""
     stage, step, bubble = ints(rows["stage"]), ints(rows["step"]), ints(rows["bubble_ns"])
@@ -203,8 +212,9 @@ def split_bubble(
     equal = np.broadcast_to(median.mean(axis=1, keepdims=True), median.shape)
     reached = np.zeros_like(bubble)
     parts = []
-    for times in (equal[..., None], median[..., None], own):
-        waits = replay(schedule, shape, *times.round().astype(np.int64))
+    for times, moving in ((equal[..., None], 0), (median[..., None], 0), (own, 0), (own, message_ns)):
+        forward, backward = times.round().astype(np.int64)
+        waits = replay(schedule, shape, forward, backward, moving)
         cell = lane * len(steps) + at if times.shape[-1] > 1 else np.zeros_like(at)
         after = cell + 1 if times.shape[-1] > 1 else cell
         expected = _of_window(waits, stage, cell, after, last=at == len(steps) - 1, synced=synced)

@@ -44,7 +44,10 @@ _LINK = "; look at the link too: compare with `all_reduce_perf` between the same
 
 def exposed_communication(facts: Facts) -> Finding | None:
     """Report communication that the pace-setting rank waits for, by collective."""
-    large = facts.exchanges.filter(pc.invert(_is_small(facts.exchanges))) if small_messages(facts) else facts.exchanges
+    table = facts.exchanges
+    if facts.job is not None and len(facts.job.bubbles.ranks):  # messages of a pipeline are bubbles
+        table = table.filter(pc.invert(pc.is_in(table["op"], pa.array(["send", "recv"]))))
+    large = table.filter(pc.invert(_is_small(table))) if small_messages(facts) else table
     rows = facts.paced_sum(large, "exposed_ns", ["op", "group"])  # small messages are a finding of their own
     points = facts.points(sum(row["gpu_ns"] for row in rows))
     if points < COMM_POINTS or (facts.quality.get("device_events") or MIN_WORK) < MIN_WORK:

@@ -145,6 +145,7 @@ def slow_steps(facts: Facts) -> Finding | None:
                 for row in rows[:MAX_EVIDENCE]
             ]
         },
+        cause=False,
     )
 
 

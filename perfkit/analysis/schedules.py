@@ -5,7 +5,7 @@
     replay(schedule, shape, forward_ns, backward_ns)         -> Waits: what each stage waits if passes take so long
 
 `forward_ns` and `backward_ns` have one row per stage and any number of columns, which are played side by side: steps,
-replicas. Messages take no time in a replay, so what it waits is what the order of the passes alone makes it wait.
+replicas. Without `message_ns` messages take no time: a stage waits what the order of the passes alone makes it wait.
 Chunk c of stage s is virtual stage c·stages + s, as in Megatron-LM.
 """
 
@@ -139,8 +139,8 @@ def _misfit(schedule: str, shape: Shape, stage: int, gaps: Floats) -> float:
     return float(((between @ best - gaps) ** 2).sum())
 
 
-def replay(schedule: str, shape: Shape, forward_ns: Ints, backward_ns: Ints) -> Waits:
-    """Play the passes; the times are those of one micro-batch through one chunk of each stage."""
+def replay(schedule: str, shape: Shape, forward_ns: Ints, backward_ns: Ints, message_ns: int = 0) -> Waits:
+    """Play the passes; the times are those of one micro-batch through one chunk, and of one message."""
     stages, last = shape.stages, shape.stages * shape.chunks - 1
     plans = [passes(schedule, stage, shape) for stage in range(stages)]
     free = np.zeros_like(forward_ns)
@@ -158,7 +158,7 @@ def replay(schedule: str, shape: Shape, forward_ns: Ints, backward_ns: Ints) -> 
                 before = (kind, micro_batch, source)
                 if 0 <= source <= last and before not in ended:
                     break
-                start = np.maximum(free[stage], ended[before]) if before in ended else free[stage]
+                start = np.maximum(free[stage], ended[before] + message_ns) if before in ended else free[stage]
                 (first if position[stage] == 0 else inner)[stage] += start - free[stage]
                 free[stage] = start + (forward_ns if kind == "F" else backward_ns)[stage]
                 ended[kind, micro_batch, virtual] = free[stage].copy()

@@ -48,6 +48,11 @@ class Profiling:
         """Whether a step that ends now was slowed down by a window or its export."""
         return self._window is not None or self._cooldown or (self._export is not None and self._export.is_alive())
 
+    @property
+    def recording(self) -> bool:
+        """Whether a window of ours is open."""
+        return self._window is not None
+
     def step_ended(self, number: int) -> None:
         """Move on: called on the training thread after every step."""
         self._count += 1

@@ -53,8 +53,8 @@ class Ranges:
         """Tells whether anybody would see a range: call the result, it is cheap."""
         return _yes if self._domain is not None else self.profiler_enabled
 
-    def open(self, name: str) -> Handle | None:
-        """Open a range; None if there is nothing to close."""
+    def open(self, name: str, nvtx_name: str | None = None) -> Handle | None:
+        """Open a range; None if there is nothing to close. NVTX registers names for good, so it may need another."""
         if asyncio._get_running_loop() is not None:
             return None
         record = None
@@ -62,7 +62,7 @@ class Ranges:
             record = self._record_function(name)
             record.__enter__()
         if self._domain is not None:
-            self._domain.push_range(self._attribute(name))
+            self._domain.push_range(self._attribute(nvtx_name or name))
         return (record, self._domain is not None) if record is not None or self._domain is not None else None
 
     def close(self, handle: Handle) -> None:

@@ -149,6 +149,12 @@ class Recorder:
         return self.writer.acknowledged_step
 
     @property
+    def step_range(self) -> str:
+        """Name of the step's range in Kineto; in a window of ours, ProfilerStep has the number already."""
+        ours = self.profiling is not None and self.profiling.recording
+        return "perfkit.step" if ours else f"perfkit.step#{self.current_step}"
+
+    @property
     def metrics(self) -> dict[str, Any]:
         """The latest online metrics."""
         return self.writer.meter.snapshot()

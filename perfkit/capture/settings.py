@@ -82,8 +82,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         self.store = os.fspath(self.store) or os.environ.get(names.STORE) or "runs"
-        if not self.spool:
-            self.spool = os.environ.get(names.SPOOL) or self._default_spool()
+        if "://" not in self.store:  # the script may change its folder later
+            self.store = str(Path(self.store).expanduser().absolute())
+        self.spool = str(
+            Path(self.spool or os.environ.get(names.SPOOL) or self._default_spool()).expanduser().absolute()
+        )
         if self.trigger is not None:
             from perfkit.capture.trigger import rule_from
 
@@ -94,4 +97,4 @@ class Settings:
     def _default_spool(self) -> str:
         if "://" in self.store:
             return str(Path(tempfile.gettempdir(), f"perfkit-spool-{os.getuid()}"))
-        return str(Path(self.store).expanduser().absolute() / names.SPOOL_FOLDER)
+        return str(Path(self.store) / names.SPOOL_FOLDER)

@@ -59,9 +59,8 @@ class Sidecar:
 
     def _options(self) -> dict[str, Any]:
         settings, who = self._recorder.settings, self._recorder.identity
-        store = settings.store if "://" in settings.store else str(Path(settings.store).expanduser().absolute())
         return {
-            "store": store, "spool": str(Path(settings.spool).absolute()), "trainer": os.getpid(),
+            "store": settings.store, "spool": settings.spool, "trainer": os.getpid(),
             "host_seconds": settings.host_seconds, "gpu_seconds": settings.gpu_seconds,
             "ingest_traces": settings.ingest_traces,
             "metrics_port": settings.metrics_port if who.local_rank == 0 else None,

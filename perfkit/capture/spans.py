@@ -189,7 +189,7 @@ class Step(Decorating):
         try:
             recorder.step_begins(self)
             if recorder.watched():
-                handle = recorder.ranges.open(f"perfkit.step#{recorder.current_step}")
+                handle = recorder.ranges.open(recorder.step_range, "perfkit.step")
         except Exception as error:
             recorder.guard.failed("steps", error)
         _open.set((self, perf_counter_ns(), -1 if outer is None else outer[2], handle, None, outer))

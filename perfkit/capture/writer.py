@@ -81,7 +81,7 @@ class Writer:
         self.sidecar.finish(deadline)
 
     def leave(self) -> None:
-        """Let go of everything in a forked child: the thread does not exist there, and its locks may be held forever."""
+        """Let go of everything in a forked child: the thread does not exist there; its locks may be held for good."""
         self.sidecar.leave()
         if self._spool is not None:
             self._spool.leave()

@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(result: DemoResult) -> None:
+    from perfkit.reference.demo import attempts_of
     from perfkit.report.text import show
 
     print(flush=True)
@@ -69,6 +70,12 @@ def _show(result: DemoResult) -> None:
         "report": result.html, "traces": result.traces, "store": result.store,
         "job's own log": result.folder / "job-0.jsonl", "configuration": result.folder / "config.json",
     }  # fmt: skip
+    if len(attempts := attempts_of(result.store)) > 1:
+        from perfkit.goodput.question import ask
+        from perfkit.goodput.text import render as render_goodput
+
+        print(f"\nWhat {len(attempts) - 1} restart cost (`perfkit goodput demo --store {result.store}`)\n")
+        print(render_goodput(ask(["demo"], store=str(result.store))), end="")
     print()
     for name, path in rows.items():
         print(f"  {name:<14} {path}")

@@ -20,10 +20,12 @@ import pyarrow.compute as pc
 from perfkit.errors import PerfkitError, UsageError
 from perfkit.goodput.capture_rollup import captured_runs, run_tables
 from perfkit.goodput.importers import Assume, Dumps, import_dumps
+from perfkit.goodput.job_summary import summarize_jobs
 from perfkit.goodput.ladder import ladder_b, top_terms
 from perfkit.goodput.planning import Risk, plan
-from perfkit.goodput.summary import GROUPS, HOUR, encode, summarize_jobs, summarize_rollup
-from perfkit.goodput.uptime import STATES, cluster_hours, uptime
+from perfkit.goodput.rollup import exact_sum
+from perfkit.goodput.summary import GROUPS, HOUR, encode, measure, summarize_rollup
+from perfkit.goodput.uptime import STATES, uptime
 from perfkit.schema import GOODPUT_BUCKETS, INTERRUPTIONS, JOB_NODES, RUN_ROLLUP
 from perfkit.store import RunSummary, Store
 
@@ -75,8 +77,14 @@ def _of_store(
     if not len(rollup):
         jobs = store.read("jobs")
         if len(jobs) and not names:
-            document = summarize_jobs(jobs, by=_column(by), price=price, as_of_ns=as_of)
-            return {"schema_version": SCHEMA_VERSION, "synthetic": _any(jobs), "price_per_gpu_hour": price, **document}
+            document = summarize_jobs(jobs, by=by, price=price, as_of_ns=as_of)
+            return {
+                "schema_version": SCHEMA_VERSION,
+                "synthetic": _any(jobs),
+                "price_per_gpu_hour": price,
+                "by": by,
+                **document,
+            }
         raise PerfkitError(
             f"{store.uri} has no records of training",
             next_step="capture a run, or import a scheduler's dump with --import-to",
@@ -88,6 +96,7 @@ def _of_store(
         "schema_version": SCHEMA_VERSION,
         "synthetic": _any(rollup),
         "price_per_gpu_hour": price,
+        "by": by,
         "scope": _scope(rollup, runs),
         "notes": notes,
         **document,
@@ -181,11 +190,9 @@ def _scope(rollup: pa.Table, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _runs(rollup: pa.Table) -> list[dict[str, Any]]:
     """One row per run, the largest first."""
-    from perfkit.goodput.summary import _measure  # the numbers of a run are those of any group
-
     joined = pc.binary_join_element_wise(rollup["cluster"].cast(pa.utf8()), rollup["run"].cast(pa.utf8()), "\x1f")
     codes, keys = encode(joined)
-    rows = _measure(rollup, codes, len(keys), None)
+    rows = measure(rollup, codes, len(keys), None)
     last: dict[int, int] = {}
     for i, code in enumerate(codes.tolist()):
         last[code] = i
@@ -210,8 +217,6 @@ def _uptime(clusters: pa.Table | None) -> list[dict[str, Any]] | None:
     result = []
     for name in sorted(pc.unique(clusters["cluster"]).to_pylist()):
         mine = clusters.filter(pc.equal(clusters["cluster"], name))
-        from perfkit.goodput.rollup import exact_sum
-
         hours = {f"{s}_gpu_hours": exact_sum(mine[f"{s}_ns"]) / HOUR for s in (*STATES, "installed")}
         idle = mine["idle_ns"]
         hours["idle_gpu_hours"] = None if idle.null_count == len(idle) else exact_sum(idle) / HOUR  # type: ignore[assignment]
@@ -261,10 +266,6 @@ def _any(table: pa.Table) -> bool:
     return bool(pc.any(table["synthetic"]).as_py())
 
 
-def _column(by: str | None) -> str | None:
-    return by
-
-
 # ------------------------------------------------------------------ dumps
 
 
@@ -291,11 +292,14 @@ def _of_dumps(
     nodes = dumps.tables.get("nodes")
     inventory = None if nodes is None or not len(nodes) else _inventory(nodes)
     if import_to is not None:
-        quality["written"] = write_dumps(dumps, Store(import_to))
+        from perfkit.goodput.importers.writing import write_dumps
+
+        quality["written"] = write_dumps(dumps, Store(import_to), cluster=assume.cluster)
     return {
         "schema_version": SCHEMA_VERSION,
         "synthetic": False,
         "price_per_gpu_hour": price,
+        "by": by,
         "quality": quality,
         **document,
         "inventory": inventory,
@@ -316,36 +320,3 @@ def _inventory(nodes: pa.Table) -> dict[str, Any]:
         "states": states,
         "up_share": states["up"]["gpus"] / known if known else None,
     }
-
-
-def write_dumps(dumps: Dumps, store: Store) -> dict[str, int]:
-    """Write imported jobs, nodes and GPU days into a store, by date; importing again replaces them."""
-    import hashlib
-
-    import numpy as np
-
-    from perfkit.goodput.gpu_days import gpu_days
-    from perfkit.goodput.rollup import DAY_NS
-    from perfkit.goodput.summary import date_of
-
-    name = hashlib.sha256("\n".join(sorted(one.path for one in dumps.imported)).encode()).hexdigest()[:12]
-    tables = {n: t for n, t in dumps.tables.items() if n in ("jobs", "nodes") and len(t)}
-    if "counters" in dumps.tables:
-        days = gpu_days(dumps.tables["counters"], cluster="imported")
-        tables |= {"gpu_rollup": days} if len(days) else {}
-    if "nodes" in tables:
-        tables["cluster_rollup"] = cluster_hours(tables["nodes"], end_ns=None)
-    written = {}
-    for table, rows in tables.items():
-        if not len(rows):
-            continue
-        times = pc.coalesce(rows["start_ns"], rows["submit_ns"]) if table == "jobs" else rows["start_ns"]
-        rows = rows.filter(pc.is_valid(times))
-        day = np.asarray(times.drop_null().to_numpy(), np.int64) // DAY_NS
-        order = np.argsort(day, kind="stable")
-        rows, day = rows.take(pa.array(order)), day[order]
-        edges = np.flatnonzero(np.r_[True, day[1:] != day[:-1], True])
-        for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-            store.write_fleet(table, rows.slice(low, high - low), date=date_of(int(day[low])), part=f"import-{name}")
-        written[table] = len(rows)
-    return written

@@ -34,7 +34,7 @@ def render(document: Mapping[str, Any]) -> str:
     if document.get("counters"):
         lines.append(f"{count(document['counters'])} samples of GPU counters")
     if document.get("groups"):
-        lines += ["", *_groups(document["groups"], document["source"])]
+        lines += ["", *_groups(document["groups"], document["source"], document.get("by"))]
     if document.get("uptime"):
         lines += ["", *_uptime(document["uptime"])]
     if document.get("runs") and len(document["runs"]) > 1:
@@ -110,11 +110,12 @@ def _jobs(totals: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _groups(groups: Sequence[Mapping[str, Any]], source: str) -> list[str]:
+def _groups(groups: Sequence[Mapping[str, Any]], source: str, by: str | None) -> list[str]:
+    shown = groups[-ROWS_SHOWN:] if by == "day" else groups[:ROWS_SHOWN]  # the newest days, the largest of others
     lines = []
     if source == "records":
         lines.append(f"{'':<34}{'GPU-hours':>14}{'goodput':>9}{'ETTR':>8}{'eff. MFU':>10}{'failures':>10}{'cost':>14}")
-        for row in groups[:ROWS_SHOWN]:
+        for row in shown:
             cost = UNKNOWN if row["cost"] is None else f"{row['cost']:,.0f}"
             lines.append(
                 f"{_key(row['key']):<34}{_hours(row['allocated_gpu_hours']):>14}{percent(row['goodput']):>9}"
@@ -123,7 +124,7 @@ def _groups(groups: Sequence[Mapping[str, Any]], source: str) -> list[str]:
             )
     else:
         lines.append(f"{'':<34}{'GPU-hours':>14}{'jobs':>10}{'failures':>10}{'cost':>14}")
-        for row in groups[:ROWS_SHOWN]:
+        for row in shown:
             cost = UNKNOWN if row["cost"] is None else f"{row['cost']:,.0f}"
             jobs = row.get("jobs", row.get("jobs_started"))
             lines.append(

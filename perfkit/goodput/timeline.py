@@ -206,7 +206,10 @@ class Timeline:
         where = self.allocations
         after = np.searchsorted(where.attempt, self._fault_attempt, side="right") if len(where.start) else _NONE
         later = np.append(where.start, np.iinfo(np.int64).max)[after] if len(after) else self.fault_time + 1
-        self.fault_time = np.minimum(self.fault_time, later - 1)
+        moved = np.minimum(self.fault_time, later - 1)
+        order = np.argsort(moved, kind="stable")
+        self.fault_time, self._fault_attempt = moved[order], self._fault_attempt[order]
+        self.fault_cause = [self.fault_cause[i] for i in order.tolist()]
 
 
 def _step_spans(steps: pa.Table | None) -> dict[int, tuple[int, int]]:

@@ -15,17 +15,21 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfkit.errors import PerfkitError
+from perfkit.reference.joblog import LogReader
+from perfkit.reference.progress import Progress
 
 if TYPE_CHECKING:
     from perfkit.report.report import Report
 
 Say = Callable[[str], None]
+POLL_S = 0.2
 RESTARTING = ("crash", "hang")
 CHECKPOINT_FAULTS = ("crash", "hang", "disk-full", "slow-checkpoint")
 
@@ -117,7 +121,7 @@ def command(config: DemoConfig, ranks: int, device: str, peak: float) -> list[st
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     words += ["--max-restarts", restarts, "-m", "perfkit.reference.train"]
     options: dict[str, object] = {
-        "train.folder": config.folder, "train.steps": config.steps, "train.progress": "true", "train.eval_every": 30,
+        "train.folder": config.folder, "train.steps": config.steps, "train.eval_every": 30,
         "checkpoint.every": every, "capture.run": "demo", "capture.cluster": "demo", "capture.hardware": device,
         "capture.peak_flops": peak, "capture.profile_first": 12, "capture.profile_active": 8,
         "parallel.timeout_s": 20 if "hang" in kinds else 600,
@@ -130,27 +134,52 @@ def command(config: DemoConfig, ranks: int, device: str, peak: float) -> list[st
 
 
 def train(config: DemoConfig, ranks: int, device: str, peak: float) -> None:
-    """Run the training job; its progress goes to this process's standard error."""
-    _run(command(config, ranks, device, peak), "the training job failed", show=True)
+    """Run the training job and show its own log as a progress bar; what it prints goes to train.log."""
+    words, output = command(config, ranks, device, peak), config.folder / "train.log"
+    progress, news = Progress(config.steps), LogReader(config.folder)
+    with output.open("wb") as file:
+        job = subprocess.Popen(words, env=_environment(), stdout=file, stderr=subprocess.STDOUT)
+        try:
+            while job.poll() is None:
+                _show(news, progress)
+                time.sleep(POLL_S)
+        finally:
+            if job.poll() is None:  # Ctrl-C: torchrun ends its workers
+                job.terminate()
+                job.wait()
+    _show(news, progress)
+    progress.close()
+    if job.returncode:
+        raise PerfkitError(
+            f"the training job failed (exit code {job.returncode})", next_step=f"look at {output}, its own output"
+        )
+
+
+def _show(news: LogReader, progress: Progress) -> None:
+    for row in news.news():
+        if row["kind"] == "step":
+            progress.show(row["step"], row["loss"], row["tokens"], row["mfu"], now=row["end_ns"] / 1e9)
+        elif row["kind"] == "restored":
+            progress.say(f"restarted from the checkpoint of step {row['step']}")
+        elif row["kind"] == "checkpoint_failed":
+            progress.say(f"checkpoint of step {row['step']} was not written: {row['reason']}")
 
 
 def analyze_run(store: Path, folder: Path, device: str) -> Report:
     """Put what is left of the spool into the store, and analyze the newest attempt that was traced."""
     from perfkit.analysis.analyze import analyze
     from perfkit.sources.spool import compact_folder, find_spools
-    from perfkit.store import Store
 
     for spool in find_spools(store / "spool"):
         compact_folder(spool, str(store), include_open=True)
-    traced = [run for run in Store(store).runs(cluster="demo", run="demo") if _has_traces(store, run.key.attempt)]
+    traced = [attempt for attempt in attempts_of(store) if _has_traces(store, attempt)]
     if not traced:
         raise PerfkitError("no trace was captured", next_step=f"look at the job's own log: {folder}/job-0.jsonl")
-    newest = max(run.key.attempt for run in traced)
     before = os.environ.get("PERFKIT_CONFIG_DIR")
     os.environ["PERFKIT_CONFIG_DIR"] = str(folder / "config")  # the measured peak of one core
     try:
         return analyze(
-            ["demo"], store=store, cluster="demo", attempt=newest, hardware=device, peak="measured", dtype="fp32",
+            ["demo"], store=store, cluster="demo", attempt=max(traced), hardware=device, peak="measured", dtype="fp32",
             **job_facts(json.loads((folder / "config.json").read_text())),
         )  # fmt: skip
     finally:
@@ -158,6 +187,13 @@ def analyze_run(store: Path, folder: Path, device: str) -> Report:
             del os.environ["PERFKIT_CONFIG_DIR"]
         else:
             os.environ["PERFKIT_CONFIG_DIR"] = before
+
+
+def attempts_of(store: Path) -> list[int]:
+    """Return the attempts of the demo that left records."""
+    from perfkit.store import Store
+
+    return sorted(run.key.attempt for run in Store(store).runs(cluster="demo", run="demo"))
 
 
 def job_facts(config: dict[str, Any]) -> dict[str, Any]:
@@ -177,15 +213,17 @@ def _has_traces(store: Path, attempt: int) -> bool:
     return any((store / "traces").glob(f"cluster=demo/run=demo/attempt={attempt}/*.json*"))
 
 
-def _run(words: list[str], failed: str, *, show: bool = False) -> None:
-    environment = {
+def _environment() -> dict[str, str]:
+    return {
         **os.environ, "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99", "PYTHONWARNINGS": "ignore",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }  # fmt: skip
-    pipe = None if show else subprocess.PIPE
-    done = subprocess.run(words, env=environment, stdout=subprocess.DEVNULL, stderr=pipe, text=True, check=False)
+
+
+def _run(words: list[str], failed: str) -> None:
+    done = subprocess.run(words, env=_environment(), capture_output=True, text=True, check=False)
     if done.returncode:
-        lines = (done.stderr or "").strip().splitlines()
+        lines = done.stderr.strip().splitlines()
         raise PerfkitError(
             f"{failed} (exit code {done.returncode})" + (f": {lines[-1]}" if lines else ""),
             next_step=f"run it alone to see why: {' '.join(words)}",

@@ -35,6 +35,24 @@ class JobLog:
         os.close(self._file)
 
 
+class LogReader:
+    """Reads what one rank has added to its log since the last look."""
+
+    def __init__(self, folder: Path, rank: int = 0) -> None:
+        self._path, self._read = folder / f"job-{rank}.jsonl", 0
+
+    def news(self) -> list[dict[str, Any]]:
+        """Return the events since then; none while there is no file."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
 def read_log(folder: Path) -> list[dict[str, Any]]:
     """Return the events of all ranks, by time; half a line at the end of a file is left out."""
     rows: list[dict[str, Any]] = []

@@ -19,9 +19,9 @@ class Progress:
         self._before: float | None = None
         self._rate: float | None = None
 
-    def show(self, step: int, loss: float, tokens: int, mfu: float | None) -> None:
-        """Report a step that has ended; `tokens` of the whole job."""
-        now = time.monotonic()
+    def show(self, step: int, loss: float, tokens: int, mfu: float | None, *, now: float | None = None) -> None:
+        """Report a step that has ended, at `now` in seconds; `tokens` of the whole job."""
+        now = time.monotonic() if now is None else now
         if self._before is not None and now > self._before:
             rate = tokens / (now - self._before)
             self._rate = rate if self._rate is None else 0.8 * self._rate + 0.2 * rate
@@ -31,6 +31,12 @@ class Progress:
             self.stream.write(f"\r{line}\x1b[K")
         elif (step + 1) % max(1, self.steps // QUIET_LINES) == 0 or step + 1 == self.steps:
             self.stream.write(f"{line}\n")
+        self.stream.flush()
+
+    def say(self, text: str) -> None:
+        """Put a line between the steps."""
+        self.stream.write(f"\r{text}\x1b[K\n" if self.stream.isatty() else f"{text}\n")
+        self._before = None
         self.stream.flush()
 
     def close(self) -> None:

@@ -124,9 +124,10 @@ class Trainer:
             with self.probe.step(step, tokens=tokens, samples=tokens // config.model.seq_len):
                 loss, stop = self.train_step(step, batch)
                 self.probe.log("loss", loss)
-            self.log.write("step", step=step, start_ns=began, end_ns=time.time_ns(), loss=loss, tokens=tokens)
+            ended, job_tokens, mfu = time.time_ns(), tokens * data_place(self.mesh)[1], self.probe.mfu()
+            self.log.write("step", step=step, start_ns=began, end_ns=ended, loss=loss, tokens=job_tokens, mfu=mfu)
             if progress:
-                progress.show(step, loss, tokens * data_place(self.mesh)[1], self.probe.mfu())
+                progress.show(step, loss, job_tokens, mfu)
             if config.train.eval_every and (step + 1) % config.train.eval_every == 0:
                 with self.probe.event("eval"):
                     self.log.write("eval", step=step, loss=self.evaluate())

@@ -23,6 +23,10 @@ WORTH = 0.005
 """Shares of the time below this are not named."""
 
 
+LARGE_BYTES = 2**20
+"""Messages below this measure latency: their bandwidth says nothing about a link."""
+
+
 class Line(NamedTuple):
     """One line about the job."""
 
@@ -85,7 +89,8 @@ def _groups(document: Mapping[str, Any], window: int) -> str:
             for name, key in (("transfer", "exposed_transfer_ns"), ("wait", "exposed_wait_ns"), ("bubble", "bubble_ns"))
         ]
         named = [f"{name} {fmt.duration(ns)}" for name, ns in kinds if ns]
-        if row["busbw_gbps"] is not None and row.get("exposed_transfer_ns"):
+        large = (row["bytes"] or 0) >= LARGE_BYTES * (row["count"] or 1)
+        if row["busbw_gbps"] is not None and row.get("exposed_transfer_ns") and large:
             named.append(f"{fmt.value('gbps', row['busbw_gbps'])} bus")
             if row["efficiency"] is not None:
                 named.append(f"{fmt.percent(row['efficiency'], 0)} of the link")

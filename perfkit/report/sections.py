@@ -406,7 +406,9 @@ def _culprits(document: dict[str, Any]) -> Section:
 
 def _collectives(report: Report) -> Section:
     rows = report.document["collectives"] or []
-    keys = ("bytes", "busbw_gbps", "efficiency", "exposed_transfer_ns", "exposed_wait_ns")
+    keys = ["bytes", "busbw_gbps", "efficiency", "exposed_transfer_ns", "exposed_wait_ns"]
+    bubbles = any(r.get("bubble_ns") for r in rows)
+    keys += ["bubble_ns"] if bubbles else []
     cells = [
         (fmt.clean(r["op"], MAX_NAME), fmt.clean(r["group"] or fmt.UNKNOWN, MAX_NAME),
          (fmt.count(r["ranks"]), r["ranks"]), (fmt.count(r["count"]), r["count"]),
@@ -416,7 +418,7 @@ def _collectives(report: Report) -> Section:
     ]  # fmt: skip
     head = [("operation", False), ("group", False), ("ranks", True), ("count", True), ("bytes", True),
             ("bus bandwidth", True), ("efficiency", True), ("exposed transfer", True), ("exposed wait", True),
-            ("class", False)]  # fmt: skip
+            *([("bubble", True)] if bubbles else []), ("class", False)]  # fmt: skip
     intro = (
         "Bus bandwidth as nccl-tests counts it, from the last arrival to the last end; efficiency is of the link that "
         "the group spans. Waiting is for a late rank, transfer is moving data."

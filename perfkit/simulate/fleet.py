@@ -26,6 +26,7 @@ from perfkit.errors import UsageError
 from perfkit.goodput.uptime import cluster_hours
 from perfkit.simulate import fleet_tables
 from perfkit.simulate.fleet_detail import choose_detailed, write_detail
+from perfkit.simulate.fleet_gpus import gpu_days
 from perfkit.simulate.fleet_runs import run_truth
 from perfkit.simulate.fleet_schedule import Progress, Schedule
 from perfkit.simulate.fleet_world import DAY, FleetOptions, World
@@ -147,7 +148,7 @@ def write_fleet(
 
 def _write_gpu_days(store: Store, fleet: Fleet) -> int:
     rows = 0
-    for days in zip(*(fleet_tables.gpu_days(schedule) for schedule in fleet.schedules), strict=True):
+    for days in zip(*(gpu_days(schedule) for schedule in fleet.schedules), strict=True):
         table = pa.concat_tables([part for _, part in days])
         store.write_fleet("gpu_rollup", table, date=_date(fleet.options.start_ns + days[0][0] * DAY), part="simulated")
         rows += len(table)

@@ -222,7 +222,8 @@ class StepPlan:
         )  # fmt: skip
 
     def _receive(self, what: str, micro_batch: int, virtual: int, source: int, thread: int) -> None:
-        index = self._message(what, "recv", micro_batch, virtual, (source, self.stage), thread, [])
+        """Ask for a message; as in PyTorch, its stream first waits for what the compute stream was given before."""
+        index = self._message(what, "recv", micro_batch, virtual, (source, self.stage), thread, [self.program.last])
         self.program.waits.append(index)
 
     def _send(self, what: str, micro_batch: int, virtual: int, target: int, thread: int) -> None:

@@ -44,7 +44,7 @@ def test_a_window_records_the_steps_it_should_under_the_numbers_of_the_loop(init
     assert path.name == "rank-00000.step-00001003.json.gz"
     names = {event["name"]: event.get("cat") for event in events}
     assert {name for name in names if name.startswith("ProfilerStep")} == {"ProfilerStep#1003", "ProfilerStep#1004"}
-    assert names["forward"] == names["perfkit.data"] == names["perfkit.step#1003"] == "user_annotation"
+    assert names["forward"] == names["perfkit.data"] == names["perfkit.step"] == "user_annotation"
     rows = tables.read("steps", run="r").to_pylist()
     assert [row["step"] for row in rows if row["profiled"]][:3] == [1002, 1003, 1004]
     assert not any(row["profiled"] for row in rows[:2])

@@ -49,7 +49,7 @@ def test_a_tool_sees_every_span_once_in_one_domain_with_registered_strings(tmp_p
     assert {rest.partition(" ")[0] for _, _, rest in seen} == {"perfkit"}
     data = ["perfkit.data", "pop"] * 2  # the second finds the end of the loader
     assert events == [
-        *data[:2], "perfkit.step#0", "forward", "layer", "pop", "pop", "pop", *data[2:],
+        *data[:2], "perfkit.step", "forward", "layer", "pop", "pop", "pop", *data[2:],
         "perfkit.checkpoint_save", "forward", "pop", "pop",
     ]  # fmt: skip
     registered = [rest for kind, _, rest in seen if kind == "register"]

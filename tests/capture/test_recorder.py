@@ -324,3 +324,29 @@ def test_what_perfkit_costs_is_stored_with_the_run(init, compacted):
     assert values["perfkit_step_hook_seconds"] > 0
     assert values["perfkit_dropped_records"] == 0
     assert abs(values["perfkit_clock_offset_seconds"]) < 3600
+
+
+def test_a_trainer_loads_neither_torch_nor_arrow_for_it(tmp_path):
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, perfkit; pk = perfkit.init(run='r', store=sys.argv[1], side_process=False, model='llama3-8b',"
+        "seq_len=128, hardware='NVIDIA H100 80GB HBM3')\n"
+        "with pk.step(tokens=1), pk.span('x'): pass\n"
+        "pk.finish(timeout=60); print([n for n in ('torch', 'pyarrow', 'pandas', 'rich') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_script_that_changes_its_folder_records_where_it_began(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pk = api.init(run="r", store="here", side_process=False, flush_seconds=3600)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pk.step():
+        pass
+    pk.finish(timeout=60)
+    assert list((tmp_path / "here/spool").rglob("*.spool"))
+    assert not list((tmp_path / "elsewhere").iterdir())

@@ -48,8 +48,13 @@ def test_a_mistake_is_told_before_anything_starts(tmp_path, capsys, words, messa
 
 @pytest.mark.parametrize(
     ("fault", "restarts", "every"),
-    [("slow-rank:1:2x", "0", "25"), ("crash:1:20", "1", "10"), ("slow-checkpoint@5", "0", "2"), ("disk-full", "0", "10")],
-)  # fmt: skip
+    [
+        ("slow-rank:1:2x", "0", "25"),
+        ("crash:1:20", "1", "10"),
+        ("slow-checkpoint@5", "0", "2"),
+        ("disk-full", "0", "10"),
+    ],
+)
 def test_a_fault_gets_the_restarts_and_checkpoints_that_it_needs(fault, restarts, every):
     words = command(DemoConfig(faults=(fault,)), 2, "cpu", 1e11)
     assert words[words.index("--max-restarts") + 1] == restarts
@@ -87,9 +92,9 @@ def test_the_demo_trains_analyzes_and_ends_without_a_terminal(tmp_path):
     assert "<html" in page
     runs = Store(folder / "store").runs(cluster="demo", run="demo")
     assert [run.key.attempt for run in runs] == [0]
-    from perfkit.reference.demo import analyze_run
-
     import json
+
+    from perfkit.reference.demo import analyze_run
 
     device = json.loads((folder / "config" / "measured.json").read_text())["devices"][-1]["device"]
     summary = analyze_run(folder / "store", folder, device).summary

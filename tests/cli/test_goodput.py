@@ -127,3 +127,14 @@ def test_a_simulated_fleet_can_be_asked(tmp_path, capsys):
     assert main(["goodput", folder]) == 0
     assert capsys.readouterr().out.startswith("SYNTHETIC DATA")
     assert main(["simulate", "fleet", *arguments, "-o", folder]) == 2
+
+
+def test_snapshots_of_nodes_add_up_to_an_uptime(tmp_path, capsys):
+    target, dump = str(tmp_path / "store"), tmp_path / "sinfo.txt"
+    for hour, state in ((0, "idle"), (1, "down*"), (2, "idle"), (3, "idle")):
+        dump.write_text(f"PARTITION|NODELIST|GRES|STATE\np|n1|gpu:a100:8|{state}\np|n2|gpu:a100:8|idle\n")
+        arguments = ["--as-of", f"2025-01-01T0{hour}:00:00Z", "--import-to", target, "--cluster", "prod"]
+        assert main(["goodput", str(dump), *arguments]) == 0
+    rows = Store(target).read("cluster_rollup").to_pylist()
+    assert [(r["up_ns"] / H, r["down_ns"] / H) for r in rows] == [(16, 0), (8, 8), (16, 0)]
+    assert all(r["cluster"] == "prod" for r in rows)

@@ -185,7 +185,7 @@ def make_run(
                      "step": 20, "blocking": True},
                     {"rank": 0, "kind": "restart", "start_ns": int(at[30]), "step": 30, "cause": "xid"},
                 ]))  # fmt: skip
-            info = PartInfo(source="capture", rank=rank, rank_source="environment", world_size=ranks,
+            info = PartInfo(source="simulator", rank=rank, rank_source="environment", world_size=ranks,
                             host=f"{host}{rank // 8}", start_ns=int(at[0]), end_ns=int(at[-1] + step_ns),
                             num_events=steps, synthetic=True, versions={"torch": "2.13.0"})  # fmt: skip
             writer.commit(info, source_path=f"rank{rank}")

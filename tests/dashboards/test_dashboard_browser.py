@@ -12,10 +12,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -48,22 +48,29 @@ pytestmark = [
 def serve(store: Path, *options: str) -> Iterator[str]:
     """Run `perfkit dashboard` on a free port and give its address."""
     command = [sys.executable, "-m", "perfkit", "dashboard", "--store", str(store), "--port", "0", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr
-    line = process.stderr.readline()
-    threading.Thread(target=process.stderr.read, daemon=True).start()
-    found = re.search(r"http://127\.0\.0\.1:\d+\S*", line)
-    assert found, line
-    address = found.group()
-    for _ in range(600):
-        try:
-            urllib.request.urlopen(f"{address}health", timeout=5).read()
-            break
-        except OSError:
-            time.sleep(0.2)
-    yield address
-    process.send_signal(signal.SIGTERM)
-    process.wait(timeout=60)
+    store.parent.mkdir(parents=True, exist_ok=True)
+    said = store.parent / "server.log"
+    with said.open("w") as log:
+        process = subprocess.Popen(command, stderr=log)
+    try:
+        yield wait_for_address(process, said)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=120)
+
+
+def wait_for_address(process: subprocess.Popen[bytes], said: Path) -> str:
+    """Return the address that the command prints, once it answers there."""
+    for _ in range(1200):
+        assert process.poll() is None, said.read_text()
+        found = re.search(r"http://127\.0\.0\.1:\d+\S*/", said.read_text())
+        with suppress(OSError):
+            if found:
+                with urllib.request.urlopen(f"{found.group()}health", timeout=10) as answer:
+                    answer.read()
+                return found.group()
+        time.sleep(0.2)
+    raise AssertionError(said.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +223,7 @@ def test_exports_are_files(opened, site, tmp_path) -> None:
     with page.expect_download() as waiting:
         page.click("[aria-label='Where the GPU-hours went as CSV']")
     waiting.value.save_as(tmp_path / "hours.csv")
-    rows = list(csv.DictReader((tmp_path / "hours.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "hours.csv").read_text().splitlines()))
     assert {row["cluster"] for row in rows} == {"alpha", "beta"}
     page.wait_for_selector("[aria-label='Where the GPU-hours went'] .main-svg")
     with page.expect_download() as waiting:

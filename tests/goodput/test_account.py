@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfkit.goodput.account import _PHASE_BUCKET, BUCKET, account, weighted_median
@@ -91,6 +91,21 @@ def test_a_restart_inside_an_allocation_is_recovery():
     records = lifecycle(("allocated", 0, 40), ("fault", 10, None, {"cause": "network"}), ("end", 40, None))
     found = seconds(records, steps(*every(0, 9, 0, 1), *every(8, 27, 20, 1)))
     assert found == {"productive": 28, "lost": 2, "recovery": 10}
+
+
+def test_a_death_that_is_reported_when_the_next_attempt_has_begun_belongs_to_its_own():
+    records = lifecycle(
+        ("init", 0, 2),
+        ("fault", 21, None, {"cause": "node"}),
+        ("init", 20, 22, {"attempt": 1}),
+        ("end", 40, None, {"attempt": 1}),
+    )
+    rows = steps(*every(0, 9, 2, 1), *every(8, 25, 22, 1, attempt=1))
+    line = Timeline.from_tables(records, rows)
+    assert line.fault_time.tolist() == [20 * S - 1]
+    found = account(line).total(line)
+    assert found["lost"] == 2 * S + 3 * S  # steps 8 and 9, and at most three usual steps of the one that was cut
+    assert found["recovery"] == 2 * S + 1
 
 
 def test_a_hang_beats_every_other_record():
@@ -217,7 +232,7 @@ def build(history) -> Timeline:
     return Timeline.from_tables(tables[0], tables[1] if step_rows else None, as_of_ns=500)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(histories())
 def test_pieces_are_exactly_the_allocations_for_any_lifecycle(history):
     line = build(history)
@@ -234,7 +249,7 @@ def test_pieces_are_exactly_the_allocations_for_any_lifecycle(history):
     assert sum(pieces.total(line).values()) == allocated
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(histories())
 def test_every_nanosecond_of_a_phase_goes_to_the_strongest_one(history):
     line = build(history)
@@ -249,7 +264,7 @@ def test_every_nanosecond_of_a_phase_goes_to_the_strongest_one(history):
             assert GOODPUT_BUCKETS[label[t]] in ((wanted, "recovery") if wanted == "init" else (wanted,))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(histories(), st.integers(3, 50))
 def test_rollups_add_up_to_the_run_at_any_grain(history, interval):
     line = build(history)

@@ -7,7 +7,7 @@ import pytest
 
 from perfkit.goodput.importers import import_dumps
 from perfkit.goodput.importers.base import iso_ns
-from perfkit.goodput.summary import summarize_jobs
+from perfkit.goodput.job_summary import summarize_jobs
 
 FOLDERS = (
     "facebookresearch__gcm", "petuum__adaptdl", "bigscience-workshop__bigscience", "DataDog__integrations-core",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfkit.errors import UnsupportedInput
@@ -141,7 +141,7 @@ def test_a_job_in_two_dumps_is_one_job(tmp_path):
     assert dumps.tables["jobs"]["state"].to_pylist() == ["COMPLETED", "COMPLETED"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.binary(max_size=300),
     st.sampled_from([b"", HEADER.encode() + b"\n", b"JobID|State|Start|End\n", b"{", b"# HELP a b\n"]),
@@ -203,6 +203,8 @@ def test_nodes_and_jobs_of_scontrol(tmp_path):
 def test_sinfo_with_a_header_and_without(tmp_path):
     (tmp_path / "a").write_text("PARTITION|NODELIST|GRES|STATE\np*|n[1-2]|gpu:a100:4|idle\nq|n[1-2]|gpu:a100:4|idle\n")
     assert read_dump(tmp_path / "a", Assume()).tables["nodes"]["gpus"].to_pylist() == [4, 4]
+    (tmp_path / "short").write_text("NODELIST|GRES|STATE\nn1|gpu:8|drained\n")
+    assert read_dump(tmp_path / "short", Assume()).tables["nodes"]["state"].to_pylist() == ["drained"]
     (tmp_path / "b").write_text("p*|up|n1|gpu:a100:4|mixed\np*|up|n2|gpu:a100:4|down*\n")
     found = read_dump(tmp_path / "b", Assume())
     assert found.tables["nodes"]["state"].to_pylist() == ["up", "down"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from perfkit.goodput.importers.base import iso_ns
+from perfkit.goodput.job_summary import summarize_jobs
 from perfkit.goodput.ladder import ladder_b
 from perfkit.goodput.rollup import exact_sum
-from perfkit.goodput.summary import summarize_jobs, summarize_rollup
+from perfkit.goodput.summary import summarize_rollup
 from perfkit.schema import GOODPUT_BUCKETS, INTERRUPTIONS, JOB_NODES, JOBS, RUN_ROLLUP, table_from_rows
 
 H = 3600 * 10**9

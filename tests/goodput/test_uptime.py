@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfkit.goodput.rollup import exact_sum
@@ -56,7 +56,7 @@ states = st.sampled_from([*STATES, "nonsense"])
 rows_of_a_node = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20), states), min_size=1, max_size=6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(rows_of_a_node, min_size=1, max_size=4), st.integers(1, 13))
 def test_states_add_up_to_what_is_installed(nodes, interval):
     rows = [(f"n{i}", s, s + length, state) for i, mine in enumerate(nodes) for s, length, state in mine]

@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from perfkit.goodput.question import ask  # noqa: E402
-from perfkit.sources.spool import compact_folder, find_spools  # noqa: E402
-from perfkit.store import Store  # noqa: E402
-from tests.reference.reference_jobs import train  # noqa: E402
+from perfkit.goodput.question import ask
+from perfkit.sources.spool import compact_folder, find_spools
+from perfkit.store import Store
+from tests.reference.reference_jobs import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 RANKS = 2

@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch  # noqa: E402
+import torch
 
-from perfkit.reference.faults import Fault, Faults, parse_fault  # noqa: E402
-from tests.conftest import ROOT  # noqa: E402
+from perfkit.reference.faults import Fault, Faults, parse_fault
+from tests.conftest import ROOT
 
 
 def load_matrix():

@@ -133,6 +133,13 @@ def test_a_run_is_there_in_full_for_the_pages_that_look_at_one(store):
         assert len(store.read(table, run="giant-64")), table
 
 
+@pytest.mark.parametrize(("clusters", "runs", "ranks"), [(1, 1, 8), (4, 2, 16)])
+def test_a_fleet_with_next_to_nothing_in_it_is_written_too(clusters, runs, ranks, tmp_path):
+    written = write_fleet(Fleet(FleetOptions(clusters=clusters, days=3, runs=runs, ranks=ranks)), tmp_path / "s")
+    assert written["cluster_rollup"] == clusters * 72
+    assert ask([str(tmp_path / "s")])["scope"]["runs"] >= 1
+
+
 def test_a_folder_with_something_in_it_is_not_touched(tmp_path):
     (tmp_path / "x").write_text("")
     with pytest.raises(UsageError, match="not an empty folder"):

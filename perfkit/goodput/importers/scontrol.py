@@ -136,7 +136,12 @@ def looks_like_sinfo(head: bytes) -> bool:
     """Whether the lines are columns with a node state and GRES among them."""
     lines = [line for line in head.decode("utf-8", "replace").splitlines()[:20] if line.strip()]
     rows = [[cell.strip() for cell in line.split("|")] for line in lines if "|" in line]
-    return bool(rows) and len(rows) == len(lines) and _state_column(rows[-1:]) is not None and len(rows[0]) >= 4
+    if not rows or len(rows) != len(lines):
+        return False
+    named = {cell.upper() for cell in rows[0]}
+    if named & {"NODELIST", "HOSTNAMES"} and "STATE" in named:
+        return True
+    return len(rows[0]) >= 4 and _state_column(rows[-1:]) is not None
 
 
 def read_sinfo(data: bytes, path: str, assume: Assume) -> Imported:
