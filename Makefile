@@ -20,13 +20,13 @@ $(VENV)/core: pyproject.toml setup.py constraints.txt perfkit/sources/_scan.c
 # torch is pinned on the command line: an open range would fetch several GB of CUDA packages
 $(VENV)/dev: $(VENV)/core
 	$(PIP) install --constraint constraints.txt torch==2.13.0
-	$(PIP) install --constraint constraints.txt --editable '.[test]'
+	$(PIP) install --constraint constraints.txt --editable '.[test,train,dashboard]'
 	touch $@
 
 # what `perfkit demo` needs: torch to train, dash to show
 $(VENV)/demo: $(VENV)/core
 	$(PIP) install --constraint constraints.txt torch==2.13.0
-	$(PIP) install --constraint constraints.txt --editable '.[dashboard]'
+	$(PIP) install --constraint constraints.txt --editable '.[train,dashboard]'
 	touch $@
 
 # ends after the report when nobody is at a terminal; DEMO="--fault slow-rank:1:1.5x" breaks it on purpose

@@ -1,12 +1,14 @@
 """Run a training command unedited, with capture.
 
-Steps, data wait, tokens, checkpoints and MFU of every rank go to the store, and traces if --every is given. The command
-keeps its standard output, standard error and exit code: perfkit replaces itself with it. Tokens come from what the
-model is given, model FLOPs from a counted step unless --model names one; both are labelled `counted`.
+Steps, data wait, tokens, checkpoints and MFU of every rank go to the store; traces too, if --every or --trigger asks
+for them. The command keeps its standard output, standard error and exit code: perfkit replaces itself with it. Tokens
+come from what the model is given, model FLOPs from a counted step unless --model names one; both are labelled
+`counted`.
 
 examples:
   perfkit run -- python train.py
   perfkit run --store runs/ --run llama-8b --model llama3-8b --every 500 -- torchrun --nproc-per-node 8 train.py
+  perfkit run --trigger -- torchrun --nproc-per-node 8 train.py       # a trace when steps become slower
   perfkit run --flops none -- accelerate launch train.py
 """
 
@@ -20,6 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from perfkit.errors import UsageError
+
+
+TRIGGERS = 4
+"""Traces an hour, unless --trigger says how many."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every", type=int, metavar="N", help="trace some steps every N steps")
     parser.add_argument("--active", type=int, default=3, help="steps of a trace (default: 3)")
     parser.add_argument("--ranks", default="0", help="ranks that are traced: 0,8, all, per-host (default: 0)")
+    parser.add_argument(
+        "--trigger", type=int, nargs="?", const=TRIGGERS, metavar="N",
+        help=f"trace 2 steps of the slow rank and a peer when steps become 10 %% slower, N times an hour ({TRIGGERS})",
+    )  # fmt: skip
     parser.add_argument("--log-every", type=int, default=0, metavar="N", help="print a line of metrics every N steps")
     parser.add_argument("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics")
     parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- CMD…", help="what to run")
@@ -62,7 +72,7 @@ def environment(args: argparse.Namespace, environ: Any) -> dict[str, str]:
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options as the hooks read them."""
-    named = ("cluster", "model", "seq_len", "hardware", "peak_flops", "dtype", "metrics_port")
+    named = ("cluster", "model", "seq_len", "hardware", "peak_flops", "dtype", "metrics_port", "trigger")
     settings = {name: getattr(args, name) for name in named if getattr(args, name) is not None}
     settings |= {"store": str(Path(args.store).absolute()) if "://" not in args.store else args.store}
     settings["log_every"] = args.log_every
