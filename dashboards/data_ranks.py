@@ -41,7 +41,7 @@ class Grid:
     steps: Any
     labels: list[str]
     ranks: list[int]
-    """First rank of each row."""
+    """The rank of each row; of several that share one, the worst."""
     quantity: str
     num_ranks: int
     folded: int
@@ -213,15 +213,19 @@ def grid(source: Source, view: View) -> Grid | None:
     z, ranks, labels = z[order], found.ranks[order].tolist(), [labels[i] for i in order]
     limit = max(1, min(MAX_ROWS, MAX_CELLS // max(1, z.shape[1])))
     folded = -(-len(ranks) // limit)
+    shown = ranks
     if folded > 1:
         pad = -len(ranks) % folded
-        z = _worst(np.vstack([z, np.full((pad, z.shape[1]), np.nan)]).reshape(-1, folded, z.shape[1]), 1)
+        blocks = np.vstack([z, np.full((pad, z.shape[1]), np.nan)]).reshape(-1, folded, z.shape[1])
+        z = _worst(blocks, 1)
+        peaks = np.nan_to_num(blocks, nan=-np.inf).max(axis=2)  # a click on a row leads to the worst of it
+        shown = [ranks[i * folded + int(best)] for i, best in enumerate(peaks.argmax(axis=1))]
         labels = [f"{labels[i]} … {ranks[min(i + folded, len(ranks)) - 1]}" for i in range(0, len(ranks), folded)]
     known = z[np.isfinite(z)]
     low, high = (float(np.percentile(known, 1)), float(np.percentile(known, 99.5))) if len(known) else (0.0, 1.0)
     if high <= low:
         low, high = low - 0.5, low + 0.5
-    return Grid(z, steps, labels, ranks[::folded], quantity, len(ranks), folded, low, high, unit, found.source)
+    return Grid(z, steps, labels, shown, quantity, len(ranks), folded, low, high, unit, found.source)
 
 
 def _fold_steps(z: Any, steps: Any) -> tuple[Any, Any]:

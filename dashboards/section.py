@@ -56,7 +56,7 @@ class Section:
 
     def key(self, view: View, theme: Theme, version: str) -> str:
         """Return text that changes when the section has to be drawn again."""
-        state = [getattr(view, name) for name in ("page", "cluster", "run", "attempt", *self.uses)]
+        state = [getattr(view, name) for name in ("page", "cluster", "run", "attempt", "live", *self.uses)]
         return f"{self.name}|{theme.name}|{version}|{state!r}"
 
 

@@ -1,7 +1,7 @@
 """Make the sample traces again: python sample_traces/make.py [NAME…] [-o FOLDER]
 
     reference_ddp          the reference loop on two cores, DDP over gloo, captured by perfkit (real)
-    reference_slow_rank    the same with `--fault slow-rank:1:1.6x`: rank 1 really computes more (real)
+    reference_slow_rank    the same with `--fault slow-rank:1:2x`: rank 1 really computes more (real)
     simulated_h100         4 ranks of a simulated H100 job in which rank 2 is slow, with truth.json (synthetic)
 
 The real ones need torch and two idle cores. `ddp_gloo` is older and made by capture.py.
@@ -10,6 +10,7 @@ The real ones need torch and two idle cores. `ddp_gloo` is older and made by cap
 from __future__ import annotations
 
 import argparse
+import gzip
 import os
 import shutil
 import subprocess
@@ -34,10 +35,11 @@ def capture(target: Path, *faults: str) -> None:
         subprocess.run(words, env=environment, check=True)
         target.mkdir(parents=True, exist_ok=True)
         for path in sorted(Path(folder).glob("store/traces/*/*/*/rank-*.json.gz")):
-            shutil.copy(path, target / f"rank{int(path.name[5:10])}.json.gz")
-        shutil.copy(Path(folder) / "config.json", target / "config.json")
-        text = (target / "config.json").read_text().replace(folder, "runs/reference")
-        (target / "config.json").write_text(text)
+            raw = gzip.decompress(path.read_bytes()).replace(folder.encode(), b"runs/reference")
+            with gzip.GzipFile(target / f"rank{int(path.name[5:10])}.json.gz", "wb", mtime=0) as packed:
+                packed.write(raw)
+        config = (Path(folder) / "config.json").read_text()
+        (target / "config.json").write_text(config.replace(folder, "runs/reference"))
 
 
 def simulate(target: Path) -> None:
@@ -48,7 +50,7 @@ def simulate(target: Path) -> None:
 
 MAKERS = {
     "reference_ddp": capture,
-    "reference_slow_rank": lambda target: capture(target, "slow-rank:1:1.6x"),
+    "reference_slow_rank": lambda target: capture(target, "slow-rank:1:2x"),
     "simulated_h100": simulate,
 }
 

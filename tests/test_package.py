@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,8 @@ def test_a_wheel_works_in_a_venv_without_extras_and_without_a_compiler(tmp_path)
     wheels = tmp_path / "wheels"
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(wheels), str(ROOT)]
     subprocess.run(build, env=environment, check=True)
+    (wheel,) = wheels.glob("*.whl")
+    assert "perfkit/capture/unedited/site/sitecustomize.py" in zipfile.ZipFile(wheel).namelist()  # `perfkit run`
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv/bin/python"
     install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]

@@ -53,7 +53,12 @@
     if (name === "live") return (query.get(name) ?? "1") !== "0";
     return query.get(name) ?? config.defaults[name] ?? (typeof now === "string" ? "" : null);
   }
-  const same = (a, b) => JSON.stringify(a ?? null) === JSON.stringify(b ?? null) || (!a?.length && !b?.length && typeof a !== "boolean");
+  /* a control may hold 5, "5", "", null, [] or [null, null]: compare what they mean */
+  const plain = (value) => {
+    if (Array.isArray(value)) { const some = value.filter((one) => one !== null && one !== ""); return some.length ? some.map(String) : null; }
+    return value === null || value === undefined || value === "" ? null : String(value);
+  };
+  const same = (a, b) => JSON.stringify(plain(a)) === JSON.stringify(plain(b));
 
   const none = () => window.dash_clientside.no_update;
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
@@ -73,6 +78,7 @@
       /* the URL changed (back, forward, a link): show it in the controls */
       show: (_view, values, ids, checked, checkedIds) => {
         ids.forEach((id, i) => {
+          if (id.control === "attempt") return; /* another attempt is another page, laid out anew */
           const value = valueOf(id.control, values[i]);
           if (!same(value, values[i])) window.dash_clientside.set_props(id, { value });
         });

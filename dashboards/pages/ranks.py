@@ -242,7 +242,7 @@ def heat_table(source: Source, view: View) -> pa.Table:
     rows, columns = grid.z.shape
     return pa.table(
         {
-            "first_rank": pa.array([r for r in grid.ranks for _ in range(columns)]),
+            "rank": pa.array([r for r in grid.ranks for _ in range(columns)]),
             "step": pa.array(list(grid.steps) * rows),
             f"{grid.quantity}_{grid.unit}": pa.array(grid.z.ravel(), from_pandas=True),
         }

@@ -19,10 +19,10 @@ from perfkit.analysis.timeline import ints
 if TYPE_CHECKING:
     from perfkit.analysis.job_results import JobResults
 
-STRAGGLER_POINTS, LINK_POINTS, A2A_POINTS, STAGE_POINTS, BUBBLE_POINTS, LOAD_POINTS = 1.0, 1.0, 1.0, 1.0, 2.0, 1.0
+STRAGGLER_POINTS, LINK_POINTS, A2A_POINTS, STAGE_POINTS, BUBBLE_POINTS, LOAD_POINTS = 1.5, 1.0, 1.0, 1.0, 2.0, 1.0
 """Below this a finding is not worth a reader's time."""
 PERSISTENCE = 0.5
-"""Share of the steps in which a culprit must have caused most of the waiting."""
+"""A culprit must have caused most of the waiting in more than this share of the steps."""
 AHEAD = 1.5
 """A culprit must be ahead of the next by this factor, in what fixing it would bring."""
 SLOW_LINK = 0.7
@@ -46,7 +46,7 @@ def culprit(job: JobResults, points: Callable[[float], float], num_devices: int)
     first, second = rows[0], rows[1]
     if points(first["recoverable_ns"] * num_devices) < STRAGGLER_POINTS:
         return None
-    if (first["persistence"] or 0) < PERSISTENCE or first["recoverable_ns"] < AHEAD * second["recoverable_ns"]:
+    if (first["persistence"] or 0) <= PERSISTENCE or first["recoverable_ns"] < AHEAD * second["recoverable_ns"]:
         return None
     return first
 

@@ -11,6 +11,7 @@ starts anew at the new level, so that one change is found once.
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 from dataclasses import dataclass
 from statistics import median
@@ -39,7 +40,7 @@ class ChangePoint:
     def __init__(self, *, slower: float = 0.10, confirm: int = 10, window: int = 60, warmup: int = 10) -> None:
         self._slower, self._confirm, self._warmup = slower, confirm, warmup
         self._recent: collections.deque[tuple[int, int]] = collections.deque()
-        self._before: collections.deque[int] = collections.deque(maxlen=window)
+        self._before: collections.deque[tuple[int, int]] = collections.deque(maxlen=window)
         self._least = max(confirm, window // 3)
         self._left = warmup
         self._limit: float | None = None
@@ -53,7 +54,7 @@ class ChangePoint:
         self._recent.append((step, took_ns))
         if len(self._recent) <= self._confirm:
             return None
-        self._before.append(self._recent.popleft()[1])
+        self._before.append(self._recent.popleft())
         self._fresh += 1
         if len(self._before) < self._least:
             return None
@@ -61,25 +62,26 @@ class ChangePoint:
             self._limit, self._fresh = self._find_limit(), 0
         times = sorted(took for _, took in self._recent)
         least = times[int(len(times) * (1 - MOST))]
-        if least < self._limit or least < (limit := self._find_limit()):  # the cheap question first
+        if least < self._limit or least < self._find_limit():  # the cheap question first
             return None
-        found = Change(self._first_above(limit), step, median(self._before), median(times))
+        before, after = median(took for _, took in self._before), median(times)
+        found = Change(self._first_above((before + after) / 2), step, before, after)
         self._recent.clear()
         self._before.clear()
         self._limit = None
         return found
 
     def _find_limit(self) -> float:
-        usual = median(self._before)
-        scatter = MAD_TO_SIGMA * median(abs(one - usual) for one in self._before)
+        usual = median(took for _, took in self._before)
+        scatter = MAD_TO_SIGMA * median(abs(took - usual) for _, took in self._before)
         chance = SIGMAS * scatter * MEDIAN_SPREAD / math.sqrt(self._confirm)
         return usual + max(self._slower * usual, chance)
 
     def _first_above(self, limit: float) -> int:
-        """Return where the unbroken run of slow steps begins, single fast ones allowed."""
+        """Return where the run of slow steps begins; single fast ones do not break it."""
         first = self._recent[-1][0]
         missed = 0
-        for step, took in reversed(self._recent):
+        for step, took in itertools.chain(reversed(self._recent), reversed(self._before)):
             missed = 0 if took >= limit else missed + 1
             if missed > 1:
                 break

@@ -42,9 +42,16 @@ class Request:
 
 
 def request_trace(
-    spool: Path, run: str, *, steps: int = 3, ranks: str = "all", cluster: str | None = None, now: float | None = None
+    spool: Path,
+    run: str,
+    *,
+    steps: int = 3,
+    ranks: str = "all",
+    cluster: str | None = None,
+    now: float | None = None,
+    step_ns: float | None = None,
 ) -> Request:
-    """Ask the ranks of a live run for a trace of `steps` steps."""
+    """Ask the ranks of a live run for a trace of `steps` steps; `step_ns` if the median is not what steps take now."""
     try:
         wanted = ProfileSchedule(every=0, active=steps, ranks=ranks)
     except ValueError as error:
@@ -64,7 +71,7 @@ def request_trace(
     chosen = tuple(sorted(int(s["rank"]) for s in mine if wanted.applies_to(int(s["rank"]), _local_rank(s, mine))))
     if not chosen:
         raise UsageError(f"none of the live ranks is among {ranks!r}", next_step="try --ranks all")
-    step_ns = max((s["step_p50_ns"] or s["step_ns"] or 0 for s in mine), default=0)
+    step_ns = step_ns or max((s["step_p50_ns"] or s["step_ns"] or 0 for s in mine), default=0)
     ahead = max(2, math.ceil(LEAD_SECONDS * 1e9 / step_ns)) if step_ns else 2
     start = max(int(s["step"] or 0) for s in mine) + ahead
     found = Request(mine[0]["cluster"], run, attempt, chosen, mine[0].get("world_size"), start, steps)

@@ -7,7 +7,7 @@ become slower at the same step, so who did it is decided by own work: the CPU ti
 for data, or, with CUDA, the GPU time of the span `forward`. A rank that finds a change leaves what its own work was
 before and after in its live/metrics.json. The lowest rank that shares the spool reads them and leaves a trace request
 (perfkit.capture.requests): no collective, nothing on the training thread but one clock. The rank whose own work grew
-most is slow if that explains half of the change; if none does (a network, a file system), the lowest two are traced.
+most is slow if that explains the change; if none's does (a network, a file system), the lowest two are traced.
 
 Ranks with a spool of their own (one per node) decide among themselves: then every node traces two ranks.
 """
@@ -34,7 +34,7 @@ PATIENCE_SECONDS = 15.0
 """How long the deciding rank waits for what the others have found."""
 HISTORY = 512
 SPAN = "forward"
-EXPLAINS = 0.5
+EXPLAINS, CONTRIBUTES, CLEARLY = 0.5, 0.1, 3.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,12 +81,21 @@ def choose(mine: int, changes: dict[int, dict[str, Any] | None]) -> tuple[int, i
     }
     ranks = sorted(changes)
     slow = max(grown, key=lambda rank: (grown[rank], -rank), default=None)
-    share = None if slow is None else grown[slow] / max(1.0, step["after_ns"] - step["before_ns"])
-    if slow is None or share is None or share < EXPLAINS:
+    if slow is None or not _stands_out(slow, grown, step["after_ns"] - step["before_ns"]):
         return ranks[0], ranks[1] if len(ranks) > 1 else None, None
     others = [rank for rank in ranks if rank != slow]
     peer = min(others, key=lambda rank: (abs(grown.get(rank, float("inf"))), rank), default=None)
-    return slow, peer, share
+    return slow, peer, grown[slow] / max(1.0, step["after_ns"] - step["before_ns"])
+
+
+def _stands_out(slow: int, grown: dict[int, float], change_ns: float) -> bool:
+    """Whether a rank's own work explains the change: half of it, or a tenth and far more than any other's.
+
+    On a machine that is busy with other things, CPU time is a small part of what it takes.
+    """
+    second = max((ns for rank, ns in grown.items() if rank != slow), default=None)
+    clear = second is not None and grown[slow] >= CLEARLY * max(0.0, second)
+    return grown[slow] >= EXPLAINS * change_ns or (clear and grown[slow] >= CONTRIBUTES * change_ns)
 
 
 class Trigger:
@@ -201,6 +210,7 @@ class Trigger:
                 steps=self._rule.steps,
                 ranks=",".join(map(str, ranks)),
                 cluster=mine.cluster,
+                step_ns=change["after_ns"],
             )
         except (PerfkitError, OSError) as error:
             say(f"{what}; no trace: {describe(error)}")

@@ -23,7 +23,6 @@ from typing import Any
 
 from perfkit.errors import UsageError
 
-
 TRIGGERS = 4
 """Traces an hour, unless --trigger says how many."""
 

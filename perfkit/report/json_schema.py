@@ -75,7 +75,7 @@ SCHEMA: Schema = {
     "type": "object",
     "required": [
         "schema_version", "synthetic", "scope", "quality", "hardware", "throughput", "mfu", "totals", "idle", "io",
-        "steps", "ranks", "job", "collectives", "kernels", "waterfall", "findings",
+        "steps", "ranks", "collectives", "kernels", "waterfall", "findings",
     ],
     "properties": {
         "schema_version": {"const": 1, "description": "Bumped when a reader of the old document would misread it."},

@@ -156,12 +156,14 @@ def test_a_healthy_job_has_no_culprit():
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_the_rank_that_was_made_slow_is_blamed_first_200_times():
     found = played(range(200), healthy=False)
     assert np.mean([first_blamed(view) == rank for view, rank in found]) >= 0.95
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_healthy_jobs_have_no_culprit_200_times():
     assert np.mean([named_culprit(view) is None for view, _ in played(range(200), healthy=True)]) >= 0.99
 

@@ -46,6 +46,7 @@ def test_simulated_clocks_lie_within_twice_the_uncertainty(hosts):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_simulated_clocks_lie_within_twice_the_uncertainty_200_times():
     assert coverage(range(100), hosts=True) >= 0.95
     assert coverage(range(100, 200), hosts=False) >= 0.95

@@ -79,6 +79,7 @@ def test_everything_adds_up_and_the_document_keeps_its_promises(name):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_the_ladder_sums_to_100_for_200_jobs():
     meshes = (Mesh(dp=4), Mesh(dp=2, tp=2), Mesh(tp=2, pp=2), Mesh(fsdp=4), Mesh(dp=4, ep=2))
     faults = ("slow-rank:1:1.3x", "data-stall:0:5ms", "slow-link:2:3x", "sync-point:all", "lost-launches:all")

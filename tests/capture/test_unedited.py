@@ -58,12 +58,25 @@ def test_accumulation_and_two_optimizers_make_one_step_under_torchrun(tmp_path):
     assert sorted(watched.stdout.split("\n")) == sorted(plain.stdout.split("\n"))
     steps = steps_of(store)
     assert {row["rank"] for row in steps} == {0, 1}
+    kinds = [row["kind"] for row in store.read("lifecycle").to_pylist()]
+    assert kinds.count("init") == 2  # the two trainers; the launcher recorded nothing
     mine = [row for row in steps if row["rank"] == 1 and row["step"] > 1]
     assert {row["tokens"] for row in mine} == {3 * 2 * 16}  # three batches a step
     assert [row["step"] for row in mine] == list(range(2, mine[-1]["step"] + 1))
     assert mine[-1]["step"] >= 8
     assert mine[-1]["model_flops"] > 0
     assert "comm.all_reduce" in {row["name"] for row in store.read("spans").to_pylist()}
+
+
+def test_a_compiled_model_with_a_scaler_and_loader_workers_runs_as_ever(tmp_path):
+    plain = run(sys.executable, SCRIPTS / "compiled_amp.py")
+    watched, store = perfkit_run(tmp_path, sys.executable, SCRIPTS / "compiled_amp.py", options=("--trigger", "2"))
+    assert (watched.stdout, watched.stderr, watched.returncode) == (plain.stdout, plain.stderr, 0)
+    steps = steps_of(store)
+    assert [row["step"] for row in steps] == list(range(1, 8))
+    assert {row["tokens"] for row in steps} == {4 * 8}
+    assert {row["model_flops"] for row in steps} == {None}  # a compiled model hides its operations
+    assert [row["kind"] for row in store.read("lifecycle").to_pylist()].count("init") == 1  # no worker recorded
 
 
 def test_the_hf_trainer_is_recorded_without_a_callback(tmp_path):

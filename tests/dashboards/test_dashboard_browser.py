@@ -209,6 +209,23 @@ def test_filters_are_in_the_link_and_a_colleague_sees_the_same(opened, site) -> 
     fine(colleague, site)
 
 
+def test_steps_rank_and_live_are_typed_and_switched(opened, site) -> None:
+    page = opened(site + "ranks?cluster=alpha&run=steady")
+    page.get_by_label("Rank", exact=True).fill("3")
+    page.wait_for_url("**rank=3*")
+    page.wait_for_selector("text=Rank 3: phases")
+    page.get_by_label("From step").fill("10")
+    page.wait_for_url("**first=10*")
+    page.wait_for_selector("text=/30 columns of steps/")
+    page.get_by_label("Rank", exact=True).fill("")
+    page.wait_for_url(lambda url: "rank=" not in url)
+    page.wait_for_selector("text=Choose a rank")
+    page.get_by_label("Live").evaluate("e => e.click()")
+    page.wait_for_url("**live=0*")
+    settled(page)
+    fine(page, site)
+
+
 def test_the_map_of_gpus_shows_what_is_chosen(opened, site) -> None:
     page = opened(site + "cluster?cluster=beta")
     page.click("label:has-text('health')")

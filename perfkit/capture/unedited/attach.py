@@ -87,7 +87,29 @@ def _watch_model(torch: Any, watch: Unedited) -> None:
             except Exception as error:
                 watch.failed(error)
 
-    watch.search_root(torch.nn.modules.module.register_module_forward_pre_hook(called))
+    watch.search_root(lambda: torch.nn.modules.module.register_module_forward_pre_hook(called))
+    after_import("torch._dynamo.eval_frame", lambda module: _watch_compiled(module, watch))
+
+
+def _watch_compiled(module: Any, watch: Unedited) -> None:
+    """Take the hook that looks for the model away while a compiled module is called: torch warns about such hooks."""
+    kind = getattr(module, "OptimizedModule", None)
+    if kind is None:
+        return
+    call = kind.__call__
+
+    @functools.wraps(call)
+    def first(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            watch.module_called(self)
+        except Exception as error:
+            watch.failed(error)
+        if watch.off or watch.has_root:
+            kind.__call__ = call
+        with watch.not_searching():
+            return call(self, *args, **kwargs)
+
+    kind.__call__ = first
 
 
 def _watch_loader(loader: Any, watch: Unedited) -> None:

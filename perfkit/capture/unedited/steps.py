@@ -14,7 +14,9 @@ FLOPs stay unknown.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
@@ -45,6 +47,7 @@ class Unedited:
         self._stepped: list[int] = []
         self._root: Any = None
         self._searching: Any = None
+        self._hook_all: Any = None
         self._counter: Any = None
         self._cycles = 0
         self._warmup_began: int | None = None
@@ -109,15 +112,36 @@ class Unedited:
         if self._root is not None or not self.training or not module.training:
             return
         self._root = module
-        if self._searching is not None:
-            self._searching.remove()
+        self._stop_searching()
         self._start()
         module.register_forward_pre_hook(self._guarded(self._forward_begins), with_kwargs=True)
         module.register_forward_hook(self._guarded(self._forward_ends))
 
-    def search_root(self, handle: Any) -> None:
-        """Keep the handle of the hook that looks for the model."""
-        self._searching = handle
+    @property
+    def has_root(self) -> bool:
+        """Whether the model has been found."""
+        return self._root is not None
+
+    def search_root(self, hook: Callable[[], Any]) -> None:
+        """Look for the model with a hook on all modules, until it has been found."""
+        self._hook_all = hook
+        self._searching = hook()
+
+    def _stop_searching(self) -> None:
+        handle, self._searching = self._searching, None
+        if handle is not None:
+            handle.remove()
+
+    @contextlib.contextmanager
+    def not_searching(self) -> Iterator[None]:
+        """Take that hook away for a while."""
+        searching = self._searching is not None
+        self._stop_searching()
+        try:
+            yield
+        finally:
+            if searching and self._root is None:
+                self._searching = self._hook_all()
 
     def _guarded(self, hook: Any) -> Any:
         def call(*args: Any) -> None:

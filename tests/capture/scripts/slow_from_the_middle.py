@@ -1,4 +1,4 @@
-"""Three ranks of DDP on gloo; from the middle on, rank 1 computes much more than the others.
+"""Three ranks of DDP on gloo; from the middle on, rank 2 computes much more than the others.
 
 Ends when two traces have been written, or after four minutes. The steps mostly sleep, so that a busy machine changes
 their length little; the fault makes them several times longer.
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import perfkit
 
-BEGINS, SLOW_RANK, GIVE_UP_SECONDS = 45, 1, 240
+BEGINS, SLOW_RANK, GIVE_UP_SECONDS = 45, 2, 240
 
 
 def busy(seconds: float) -> None:
@@ -45,7 +45,7 @@ def main() -> None:
             with pk.span("forward"):
                 time.sleep(0.06)
                 if rank == SLOW_RANK and step >= BEGINS:
-                    busy(0.4)
+                    busy(0.3)
                 loss = model(torch.randn(8, 32)).square().mean()
             loss.backward()
             optimizer.step()
