@@ -68,9 +68,10 @@ def main() -> None:
         measure_data(store)
         views = walk(store)
         measure_sections(store, views)
-        with serving(store, args.workers) as port:
+        server = serving(store, args.workers)
+        with server as port:
             for pause in (2.0, 0.0):
-                measure_users(port, views, args.users, args.seconds, pause)
+                measure_users(port, views, args.users, args.seconds, pause, server.cpu_s)
             if not args.no_browser:
                 measure_browser(port, views)
 
@@ -163,6 +164,19 @@ class serving:  # noqa: N801
                 time.sleep(0.1)
         raise SystemExit("the server did not start")
 
+    def cpu_s(self) -> float:
+        """Return the CPU time of the server and its workers so far; NaN where there is no /proc."""
+        total, tick = 0.0, os.sysconf("SC_CLK_TCK")
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                pid, _, rest = path.read_text().partition(" (")
+                fields = rest.rpartition(") ")[2].split()
+            except OSError:
+                continue
+            if str(self.process.pid) in (pid, fields[1]):
+                total += (int(fields[11]) + int(fields[12])) / tick
+        return total or float("nan")
+
     def __exit__(self, *error: object) -> None:
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(timeout=30)
@@ -205,7 +219,14 @@ def callbacks(page: str, query: str) -> list[tuple[str, bytes]]:
     return found
 
 
-def measure_users(port: int, views: list[tuple[str, str]], users: int, seconds: float, pause: float) -> None:
+def measure_users(
+    port: int,
+    views: list[tuple[str, str]],
+    users: int,
+    seconds: float,
+    pause: float,
+    cpu_s: Callable[[], float],
+) -> None:
     """Have users walk from view to view, each over its own connection, `pause` seconds after a page is complete."""
     requests = [callbacks(page, query) for page, query in views]
     times: dict[str, list[float]] = {}
@@ -246,10 +267,10 @@ def measure_users(port: int, views: list[tuple[str, str]], users: int, seconds: 
     walkers(
         8, lambda _: iter(requests), 0.0, note=False
     )  # as if it had been up for a while: every worker saw every view
-    until = time.monotonic() + seconds
+    until, used = time.monotonic() + seconds, cpu_s()
     walkers(users, wander, pause, note=True)
-    total = sum(map(len, times.values()))
-    rate = f"{total:,} callbacks, {total / seconds:,.0f}/s, {len(errors)} errors"
+    used, total = cpu_s() - used, sum(map(len, times.values()))
+    rate = f"{total:,} callbacks, {total / seconds:,.0f}/s, {1000 * used / total:.1f} ms CPU each, {len(errors)} errors"
     print(f"\n{users} users who look at each page for {pause:g} s, {seconds:.0f} s, {rate}\n")
     print(f"{'callback':22}{'count':>8}{'p50 ms':>10}{'p95 ms':>10}{'max ms':>10}{'kB':>10}")
     everything = [t for some in times.values() for t in some]

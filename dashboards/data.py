@@ -77,6 +77,8 @@ class Source:
     def version(self, view: View | None = None) -> str:
         """Return text that changes when what a page shows may have changed: roll-ups, and the files of its run."""
         folders = ["run_rollup", "cluster_rollup", "runs", "interruptions"]
+        if view is not None and view.page == "cluster":
+            folders += ["gpu_rollup", "job_nodes", "health_events"]
         if view is not None and view.cluster and view.run:
             place = f"cluster={slug(view.cluster)}/run={slug(view.run)}"
             folders += [f"{table}/{place}" for table in ("manifests", "findings", "waterfall", "attribution")]

@@ -20,6 +20,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,7 @@ from .view import DAY_NS
 
 LISTING_S = 2.0
 """How long a listing of a folder is believed: a page asks for many tables at once."""
+ATTEMPTS = 3
 CACHED_TABLES = 128
 CACHED_BYTES = 256 << 20
 """What one worker keeps of single runs."""
@@ -290,18 +292,18 @@ class Engine:
         def read(some: Sequence[Piece]) -> pa.Table:
             return Selection(self._files, schema, some, names, columns, filter, partitions).read()
 
-        try:
+        with suppress(*_UNREADABLE):
             return read(pieces), []
-        except _UNREADABLE as error:
-            if len(pieces) == 1:
-                return read([]), [Problem(pieces[0].path, _first_line(error))]
-        good, problems = [], []
+        good, problems = [read([])], []
         for piece in pieces:
-            try:
-                good.append(read([piece]))
-            except _UNREADABLE as error:
-                problems.append(Problem(piece.path, _first_line(error)))
-        return pa.concat_tables([read([]), *good]), problems
+            for attempt in range(ATTEMPTS):  # a file that is replaced while it is read is whole the next time
+                try:
+                    good.append(read([piece]))
+                    break
+                except _UNREADABLE as error:
+                    if attempt == ATTEMPTS - 1:
+                        problems.append(Problem(piece.path, _first_line(error)))
+        return pa.concat_tables(good), problems
 
 
 def _partitions(schema: TableSchema) -> tuple[str, ...]:

@@ -139,10 +139,12 @@ def _sum(key: Ints, value: Ints, size: int) -> Ints:
 
 def _class(sums: dict[str, Ints], i: int) -> str:
     wait, moved, unclear = (int(sums[name][i]) for name in ("wait_ns", "transfer_ns", "unsplit_ns"))
-    if not wait + moved or unclear > wait + moved:
-        return CLASSES[3]
-    share = wait / (wait + moved)
-    return CLASSES[1] if share > MOSTLY else CLASSES[0] if share < 1 - MOSTLY else CLASSES[2]
+    total = wait + moved + unclear
+    if wait > MOSTLY * total:
+        return CLASSES[1]
+    if moved > MOSTLY * total:
+        return CLASSES[0]
+    return CLASSES[3] if not total or unclear > (1 - MOSTLY) * total else CLASSES[2]
 
 
 def size_histogram(view: JobView) -> pa.Table:

@@ -136,7 +136,8 @@ def _sorted(table: pa.Table, keys: tuple[str, ...]) -> pa.Table:
 def _doubts(ranks: list[int], world_size: int | None) -> list[str]:
     """Say which ranks are missing, and whether the number of ranks can be right."""
     if world_size is None:
-        return ["the traces do not say how many ranks the job had"] if len(ranks) > 1 else []
+        note = "the traces do not say how many ranks the job had: pass --world-size to tell waiting from transfer"
+        return [note] if len(ranks) > 1 else []
     missing = sorted(set(range(world_size)) - set(ranks))
     notes = []
     if missing:

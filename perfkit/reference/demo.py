@@ -124,7 +124,7 @@ def command(config: DemoConfig, ranks: int, device: str, peak: float) -> list[st
         "train.folder": config.folder, "train.steps": config.steps, "train.eval_every": 30,
         "checkpoint.every": every, "capture.run": "demo", "capture.cluster": "demo", "capture.hardware": device,
         "capture.peak_flops": peak, "capture.profile_first": 12, "capture.profile_active": 8,
-        "parallel.timeout_s": 20 if "hang" in kinds else 600,
+        "parallel.timeout_s": 40 if "hang" in kinds else 600,
     }  # fmt: skip
     for name, value in options.items():
         words += [f"--{name}", str(value)]

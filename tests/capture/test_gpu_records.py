@@ -158,6 +158,19 @@ def test_counters_meet_steps_by_clock_to_within_one_sample(init, gpus, store, mo
 
 
 @pytest.mark.slow
+def test_the_side_process_of_local_rank_0_stores_the_counters_of_its_neighbours_too(init, gpus, store):
+    pk = init(side_process=True, gpu_seconds=0.1, flush_seconds=0.02, rank=0, local_rank=0, world_size=2)
+    train(pk, 1)
+    until(lambda: pk.acknowledged_step is not None)
+    claim(pk.writer.folder.parent, 1, "GPU-0", host=pk.identity.host)
+    until(lambda: [row for row in in_the_spool(store, "gpu_power_watts") if row["rank"] == 1])
+    pk.finish(timeout=120)
+    rows = Store(store).read("counters", run="r", ranks=[1]).to_pylist()
+    assert {(row["rank"], row["uuid"]) for row in rows} == {(1, "GPU-0")}
+    assert not list((store / "spool").rglob("*.spool"))
+
+
+@pytest.mark.slow
 def test_an_xid_is_in_the_health_events_of_the_fleet(init, gpus, store):
     gpus.set(xid="1 79")
     pk = init(side_process=True, gpu_seconds=0.1, flush_seconds=0.02, cluster="c")

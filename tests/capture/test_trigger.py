@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfkit.capture import writer
 from perfkit.capture.change_point import ChangePoint
 from perfkit.capture.segments import write_atomically
 from perfkit.capture.trigger import Trigger, TriggerRule, choose, rule_from
@@ -140,13 +142,15 @@ def request_of(pk) -> dict | None:
 
 
 @pytest.fixture
-def idle(init):
+def idle(init, monkeypatch):
     """A recorder whose writer does not look at the trigger, which the test drives."""
+    monkeypatch.setattr(writer, "LIVE_SECONDS", 0.05)
     pk = init(flush_seconds=0.01, world_size=2, rank=0)
     with pk.step():
         pass
-    while pk.acknowledged_step is None or not (pk.writer.folder / "live/metrics.json").exists():
-        pass
+    deadline = time.monotonic() + 120
+    while not (pk.writer.folder / "live/metrics.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
     steps.now = 10**12
     return pk
 
@@ -205,6 +209,25 @@ def test_steps_under_a_profiler_are_not_looked_at(idle):
         trigger.step_ended(number, steps.now, None, True)
     steps(trigger, 120, 30, 100)
     assert not trigger.turn()
+
+
+def test_with_cuda_own_work_is_the_gpu_time_of_the_forward_span_and_is_waited_for(idle):
+    trigger = Trigger(idle, TriggerRule())
+    other_rank(idle, change(80, 81) | {"step": 67})
+    idle.gpu = object()  # CUDA events are measured; the training thread's CPU time says nothing then
+    for number in range(0, 60, 10):
+        trigger.span_measured("forward", number, 30 * MS)
+        trigger.span_measured("backward", number, 60 * MS)
+    steps(trigger, 0, 60, 100)
+    steps(trigger, 60, 11, 140)
+    assert trigger.turn()
+    assert trigger.change["own_before_ns"] == 30 * MS
+    assert (trigger.change["own_after_ns"], request_of(idle)) == (None, None)
+    trigger.span_measured("forward", 70, 65 * MS)
+    trigger.turn()
+    idle.gpu = None
+    assert request_of(idle)["ranks"] == "0,1"
+    assert trigger.change["own"] == "gpu_forward"
 
 
 # ------------------------------------------------------------------ a job

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("dash")
-
 from tests.dashboards.made_stores import make_fleet, make_run
 
 

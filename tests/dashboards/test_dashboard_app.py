@@ -125,6 +125,12 @@ def test_csv_holds_what_the_tiles_show(client) -> None:
     assert float(rows["alpha"]["uptime"]) == 1.0
 
 
+@pytest.mark.parametrize("name", [name for name, section in SECTIONS.items() if section.table])
+def test_an_export_of_nothing_is_an_empty_file(client, name: str) -> None:
+    for query in ("", "?cluster=no&run=such&rank=7", "?cluster=&run=", "?attempt=99&cluster=alpha&run=steady"):
+        assert client.get(f"/export/{name}.csv{query}").status_code == 200
+
+
 def test_an_unknown_export_is_not_found(client) -> None:
     for name in ("no.such", "fleet.verdict", "%2e%2e"):
         assert client.get(f"/export/{name}.csv").status_code == 404

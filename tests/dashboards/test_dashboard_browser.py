@@ -198,6 +198,7 @@ def test_filters_are_in_the_link_and_a_colleague_sees_the_same(opened, site) -> 
     page.get_by_label("Find runs").fill("grace")
     page.wait_for_url("**search=grace*")
     page.wait_for_selector("text=/^1 in this range/")
+    page.wait_for_function("[...document.querySelectorAll('.ag-row a')].map(e => e.textContent).join() === 'short'")
     colleague = opened(page.url)
     colleague.wait_for_selector("text=/^1 in this range/")
     assert colleague.get_by_label("Find runs").input_value() == "grace"

@@ -90,11 +90,18 @@ def test_a_crash_is_followed_by_a_restart_that_ends_like_a_run_without_one(tmp_p
 
 
 def test_a_hang_ends_by_the_timeout_and_the_job_is_restarted(tmp_path):
-    options = {"train.steps": 6, "checkpoint.every": 2, "parallel.timeout_s": 20}
+    options = {"train.steps": 6, "checkpoint.every": 2, "parallel.timeout_s": 60}
     log = train(tmp_path, options, restarts=1, extra=("--fault", "hang:1:4"))
     assert {row["attempt"] for row in log} == {0, 1}
     assert kinds(log)[-1] == "end"
     assert max(losses(log)) == 5
+
+
+def test_recording_changes_no_loss(tmp_path):
+    bare = losses(train(tmp_path / "bare"))
+    options = {"capture.enabled": "true", "capture.profile_first": 2, "capture.profile_active": 2}
+    assert losses(train(tmp_path / "recorded", options)) == bare
+    assert list((tmp_path / "recorded" / "store").glob("manifests/*/*/*/run.json"))
 
 
 def test_a_full_disk_does_not_stop_training(tmp_path):
