@@ -163,6 +163,9 @@ class Source:
 
     def clusters(self) -> list[str]:
         """Return all clusters that the newest data knows, by name."""
+        return self.remember(("clusters",), None, self._clusters)
+
+    def _clusters(self) -> list[str]:
         as_of = self.as_of().time_ns
         window = EVERYTHING if as_of is None else (as_of - 365 * 86_400 * 10**9, as_of)
         for table in ROLLUPS:
@@ -187,10 +190,13 @@ class Source:
         """Return the attempts of a run that have files."""
         if not view.run or not view.cluster:
             return []
+        return self.remember(("attempts",), view, lambda: self._attempts(view.cluster or "", view.run or ""))
+
+    def _attempts(self, cluster: str, run: str) -> list[int]:
         self.engine.load("runs")
         rows = self.ask(
             "SELECT DISTINCT attempt FROM runs WHERE cluster = ? AND run = ? ORDER BY 1",
-            [slug(view.cluster), slug(view.run)],
+            [slug(cluster), slug(run)],
         )
         return [row["attempt"] for row in rows]
 

@@ -393,7 +393,7 @@ COUNTERS = TableSchema(
     name="counters",
     doc="Sampled values: NVML, host, Chrome `C` events, scraped exporters.",
     columns=(
-        Column("rank", pa.int32(), "Rank that sampled it; null for a node-level sampler."),
+        Column("rank", pa.int32(), "Rank that sampled it or uses the GPU; null for a node-level sampler."),
         Column("segment", pa.int32(), "Source file of the rank, for values that come from a trace."),
         Column("host", TEXT, "Host name."),
         Column("device", pa.int32(), "Device index; null for the host."),

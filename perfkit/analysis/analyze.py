@@ -166,7 +166,8 @@ def analyze(
     known = _run_facts(lake, key, records, results, world_size)
     if model is not None:  # then the run's own count of FLOPs is of no use
         known = {name: value for name, value in known.items() if name not in ("flops_per_token", "convention")}
-    report = _finish(results, _question({**known, **{k: v for k, v in question.items() if v is not None}}))
+    asked_of_it = _question({**known, **{k: v for k, v in question.items() if v is not None}})
+    report = _finish(results, asked_of_it, records)
     if store is not None and lake is not None and key is not None:
         asked = {**question, "window": window, "steps": (first_step, last_step), "ranks": sorted(wanted or ())}
         write_report(report, lake, key, id=analysis_id(inputs, asked), model=model)
@@ -224,7 +225,7 @@ def analyze_tables(
     asked = _question(question)
     result = _Result()
     result.add(TracePart("tables", dict(tables), synthetic=synthetic), Options(window, first_step, last_step))
-    return _finish([result], asked)
+    return _finish([result], asked, tables.get("steps"))
 
 
 def _question(arguments: dict[str, Any]) -> Question:
@@ -273,7 +274,7 @@ def _analyze_input(task: _Task) -> _Result:
     return result
 
 
-def _finish(results: Sequence[_Result], question: Question) -> Report:
+def _finish(results: Sequence[_Result], question: Question, records: pa.Table | None = None) -> Report:
     parts = [part for result in results for part in result.parts]
     rejected = [row for result in results for row in result.rejected]
     if not parts:
@@ -302,7 +303,7 @@ def _finish(results: Sequence[_Result], question: Question) -> Report:
         detail["compute"], detail["kernels"], steps, question, devices=devices, boards=boards, world_size=world_size
     )
     kernels = with_roofline(detail["kernels"], use.numerator.peaks, use.peaks.bytes_per_second)
-    job = _job(parts, steps, detail, infos, world_size, question)
+    job = _job(parts, steps, detail, infos, world_size, question, records)
     split = {} if job is None else _comm_terms(job, steps, detail["window_idle"])
     terms = ladder_terms(steps, detail["compute"], detail["window_idle"], use.numerator, **split)
     ladder = waterfall(terms, use.numerator.start)
@@ -346,7 +347,7 @@ def _finish(results: Sequence[_Result], question: Question) -> Report:
 
 def _job(
     parts: Sequence[RankPart], steps: pa.Table, detail: Mapping[str, pa.Table],
-    infos: Mapping[int, Mapping[str, Any]], world_size: int | None, question: Question,
+    infos: Mapping[int, Mapping[str, Any]], world_size: int | None, question: Question, records: pa.Table | None,
 ) -> JobResults | None:  # fmt: skip
     """Look at the ranks together; one that does not communicate is spared even the import."""
     if len({part.rank for part in parts}) < 2 and not any(len(part.calls) for part in parts):
@@ -355,7 +356,7 @@ def _job(
 
     return job_results(
         parts, steps=steps, idle=detail["idle"], window_idle=detail["window_idle"], compute=detail["compute"],
-        hosts={rank: info.get("host") for rank, info in infos.items()},
+        records=records, hosts={rank: info.get("host") for rank, info in infos.items()},
         devices={rank: info.get("device") for rank, info in infos.items()}, world_size=world_size, mesh=question.mesh,
     )  # fmt: skip
 

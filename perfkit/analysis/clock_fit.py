@@ -3,7 +3,7 @@
     fit_clock(time, difference) -> ClockFit       pieces of straight line, and how far the points lie from them
 
 Everything is medians, so that a collective that ended late on one side costs nothing: the slope is Theil-Sen's over
-medians of bins, kept only if it moves the line by more than the points scatter; the uncertainty is 1.4826·MAD of
+medians of bins, kept only if it moves the line clearly more than the points scatter; the uncertainty is 1.4826·MAD of
 the residuals. A step of the clock (NTP, a suspended machine) starts a new piece.
 """
 
@@ -24,6 +24,8 @@ JUMP_NS, JUMP_RATE = 50_000, 1e-3
 SIDE = 4
 """Points on each side of a step that must agree on it."""
 MAX_DRIFT = 1e-3
+SIGNIFICANT = 3
+"""A drift counts if it moves the line by so many times the scatter around it."""
 Floats = npt.NDArray[np.float64]
 
 
@@ -110,8 +112,8 @@ def _fit_piece(time: Ints, difference: Ints) -> tuple[Piece, Ints]:
     base = int(np.median(difference - difference[0])) + int(difference[0])
     x, y = (time - at).astype(np.float64), (difference - base).astype(np.float64)
     slope = _theil_sen(*_binned(x, y))
-    flat, span = scatter(difference - base), float(x[-1] - x[0])
-    if abs(slope) > MAX_DRIFT or abs(slope) * span <= flat / 2:
+    span, noise = float(x[-1] - x[0]), scatter(np.rint(y - slope * x).astype(np.int64))
+    if abs(slope) > MAX_DRIFT or abs(slope) * span <= SIGNIFICANT * noise:
         slope = 0.0
     offset = base + int(np.median(np.rint(y - slope * x)))
     piece = Piece(int(time[0]), at, offset, slope)

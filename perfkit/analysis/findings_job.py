@@ -32,9 +32,13 @@ LINK_BYTES = 2**20
 UNEVEN = 1.25
 """Heaviest member of an all-to-all over the mean."""
 _ADVICE = {
-    "slow_kernels": "its kernels are slow: check clocks, power cap and temperature of that GPU, then dcgmi diag -r 3",
-    "data": "its data loader answers late: look at that host's storage, workers and CPU",
+    "compute": "its kernels are slow: check clocks, power cap and temperature of that GPU, then dcgmi diag -r 3",
+    "host: data_loader": "its data loader answers late: look at that host's storage, workers and CPU",
+    "host: checkpoint": "it saves while the others train: save asynchronously, or on all ranks at once",
+    "host: allocator": "its allocator runs dry: compare its memory with the others' and leave more of it free",
+    "host: gc": "Python collects garbage there: call gc.freeze() and collect on all ranks in the same step",
 }
+"""By the cause that perfkit.analysis.stragglers found."""
 
 
 def culprit(job: JobResults, points: Callable[[float], float], num_devices: int) -> dict[str, Any] | None:
@@ -63,14 +67,13 @@ def straggler(facts: Facts) -> Finding | None:
     cause = str(score.get("cause") or "")
     points = facts.points(found["recoverable_ns"] * facts.num_devices)
     where = job.view.hosts.get(rank)
-    advice = next((text for key, text in _ADVICE.items() if cause.startswith(key)), None)
     steps = found["steps"]
     often = "in the one step traced" if steps == 1 else f"most in {found['steps_first']} of {steps} steps"
     return Finding(
         "straggler",
         f"Rank {rank} holds the others up: they waited {found['wait_caused_ns'] / 1e9:.3g} GPU-s for it, {often}",
         points,
-        advice or "compare what its host does before each late collective with the same step on another rank",
+        _ADVICE.get(cause) or "compare what its host does before a late collective with the same step on another rank",
         {
             "rank": rank, "host": where, "role": score.get("role"), "cause": score.get("sentence") or cause or None,
             "score": score.get("score"), "wait_caused_ms": ms(found["wait_caused_ns"]),

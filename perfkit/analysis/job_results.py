@@ -131,7 +131,8 @@ def job_results(
     view.notes += [note for note in found.notes if note not in view.notes]
     loads = [token_imbalance(view, steps, records), expert_imbalance(view, steps)] if view.several else []
     loads = [one for one in loads if one.verdict != "not recorded"]
-    return JobResults(view, summarize_collectives(view), stragglers(view, steps, idle, view.blame.ranks), found, loads)
+    slow = stragglers(view, steps, idle, view.blame.ranks, loads)
+    return JobResults(view, summarize_collectives(view), slow, found, loads)
 
 
 def _offset(host: HostClock) -> int | None:

@@ -162,6 +162,8 @@ class Trigger:
         if found is None:
             return False
         self._found, self._pending = found, time.monotonic()
+        ratio = found.after_ns / found.before_ns
+        self._recorder.record("counters", (end, "perfkit_step_change_ratio", None, ratio, None))
         own = [one for step, one in self._own if step < found.first_step]
         self._own_before = median(own[-60:]) if own else None
         return True

@@ -1,9 +1,9 @@
 """Turn trace dumps into parquet tables.
 
-Reads torch.profiler / Kineto traces (.json, .gz, .zst, inside .tar and .zip) and Nsight Systems exports
-(SQLite, parquetdir), chosen by content, and the spool that a recorded run left behind (its records belong to the
-run that they name). A bad file is reported and the others go on. Running the same command again changes nothing;
-after an interruption it goes on where it stopped.
+Reads torch.profiler / Kineto traces (.json, .gz, .zst, inside .tar and .zip), Nsight Systems exports (SQLite,
+parquetdir), torchtitan's structured logs and Megatron's text logs, chosen by content, and the spool that a recorded
+run left behind (its records belong to the run that they name). A bad file is reported and the others go on. Running
+the same command again changes nothing; after an interruption it goes on where it stopped.
 
 examples:
   perfkit ingest traces/ --store runs/

@@ -14,6 +14,7 @@ from perfkit.sources.base import Chunk, Input, PartInfo
 from perfkit.sources.inputs import UTF8_BOM, Stream, open_input
 
 MAX_LINE_BYTES = 1 << 20
+MAX_TIME_NS = 2**62
 
 Row = tuple[str, dict[str, Any]]
 """(table, values by column)"""
@@ -32,6 +33,11 @@ def read_lines(stream: Stream) -> Iterator[bytes | None]:
             yield None
         else:
             yield line.rstrip(b"\r\n")
+
+
+def clean(text: str) -> str:
+    """Return text that UTF-8 can hold: JSON may name half a surrogate pair."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 class LogReading:

@@ -21,7 +21,7 @@ from typing import Any
 
 from perfkit.sources.base import Input, PartInfo, Reading, ReadOptions
 from perfkit.sources.inputs import open_input
-from perfkit.sources.lines import LogReading, Row, read_lines
+from perfkit.sources.lines import MAX_TIME_NS, LogReading, Row, read_lines
 
 SOURCE = "megatron"
 LINE = re.compile(
@@ -78,6 +78,9 @@ def rows_of(lines: Iterable[bytes | None], info: PartInfo) -> Iterator[Row]:
                 "time_disagrees", 1, f"iteration {iteration} states {took / 1e9:.3f} s; the times of the log count"
             )
             took = end - before[1]
+        if not -MAX_TIME_NS < end - took <= end < MAX_TIME_NS:
+            info.note("time_out_of_range", 1, f"iteration {iteration}; left out")
+            continue
         before = (iteration, end)
         info.see_times(end - took, end)
         yield "steps", {"step": iteration, "start_ns": end - took, "end_ns": end, "loss": _loss(said)}

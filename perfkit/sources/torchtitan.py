@@ -20,13 +20,12 @@ from typing import Any
 
 from perfkit.sources.base import Input, PartInfo, Reading, ReadOptions
 from perfkit.sources.inputs import open_input
-from perfkit.sources.lines import LogReading, Row, read_lines
+from perfkit.sources.lines import MAX_TIME_NS, LogReading, Row, clean, read_lines
 
 SOURCE = "torchtitan"
 STEP_SPANS = ("step", "train_step")
 SIGN = re.compile(rb'^\s*\{(?=[^\n]*"log_type_name")(?=[^\n]*"time_us")[^\n]*', re.MULTILINE)
 """A line that only this logger writes."""
-MAX_TIME_NS = 2**62
 PEEK_LINES = 100
 _RANK_IN_NAME = re.compile(r"global_rank_(\d{1,6})\.")
 
@@ -71,6 +70,7 @@ def rows_of(lines: Iterable[bytes | None], info: PartInfo) -> Iterator[Row]:
         if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at * 1000 < MAX_TIME_NS:
             info.note("missing_ts", 1, f"line {number} has no usable time_us; it was skipped")
             continue
+        name = clean(name)
         _settle(info, record)
         info.see_times(at * 1000, at * 1000)
         step = _whole(record.get("step"))
@@ -157,10 +157,12 @@ class _Steps:
 
 def _counter(record: dict[str, Any], time_ns: int, info: PartInfo) -> Iterator[Row]:
     name, value = record.get("event_name"), record.get("value")
-    if not isinstance(name, str) or not isinstance(value, (int, float)) or isinstance(value, bool):
+    if not isinstance(value, float):
+        value = _whole(value)
+    if not isinstance(name, str) or value is None:
         info.note("type_mismatch", 1, "a metric_value without a name or a number")
         return
-    yield "counters", {"time_ns": time_ns, "name": name, "value": float(value), "host": info.host}
+    yield "counters", {"time_ns": time_ns, "name": clean(name), "value": float(value), "host": info.host}
 
 
 def _settle(info: PartInfo, record: dict[str, Any]) -> None:
@@ -169,7 +171,7 @@ def _settle(info: PartInfo, record: dict[str, Any]) -> None:
         if info.rank is None and rank is not None and 0 <= rank < 2**31:
             info.rank, info.rank_source = rank, "log"
     if info.host is None and isinstance(record.get("host_name"), str):
-        info.host = record["host_name"]
+        info.host = clean(record["host_name"])
 
 
 def _parse(line: bytes | None) -> Any:

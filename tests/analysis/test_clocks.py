@@ -34,7 +34,7 @@ def errors(sim: Simulation, clocks: Clocks) -> np.ndarray:
 def coverage(seeds: range, *, hosts: bool) -> float:
     inside = []
     for seed in seeds:
-        job = Job(mesh=MESHES[seed % len(MESHES)], steps=2, layers=2, micro_batches=2, seed=seed)
+        job = Job(mesh=MESHES[seed % len(MESHES)], steps=3, layers=2, micro_batches=2, seed=seed)
         sim, view = simulated_view(job, hosts=hosts)
         inside.append(errors(sim, view.clock) <= 2)
     return float(np.mean(np.concatenate(inside)))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from perfkit.capture import gpus as gpu_names
 from perfkit.capture.gpu_records import GpuRecords, own_gpu
 from perfkit.capture.gpu_sampler import GpuSampler
 from perfkit.capture.segments import SpoolWriter, write_atomically
@@ -14,6 +15,7 @@ from perfkit.errors import CorruptInput
 from perfkit.sources.spool import compact_folder, read_segment
 from perfkit.store import Store
 from tests.capture.stub_library import StubGpus
+from tests.conftest import ROOT
 
 pytest.importorskip("pynvml")
 HEADER = {"format": 1, "cluster": "c", "run": "r", "attempt": 0, "rank": 0, "world_size": 3, "host": "h"}
@@ -58,6 +60,13 @@ def train(pk, steps: int) -> None:
 def metadata(store: Path) -> dict:
     (run,) = Store(store).runs()
     return run.metadata
+
+
+def test_every_counter_is_documented():
+    names = [v for k, v in vars(gpu_names).items() if k.isupper() and isinstance(v, str)]
+    text = (ROOT / "docs/integrations.md").read_text()
+    assert len(names) > 15
+    assert [name for name in (*names, "gpu_sampler_up") if f"`{name}`" not in text] == []
 
 
 # ------------------------------------------------------------------ which rank

@@ -162,7 +162,7 @@ def other_rank(pk, found):
     write_atomically(folder / "live/metrics.json", own | {"rank": 1, "change": found})
 
 
-def test_a_request_names_the_slow_rank_and_its_peer(idle, said):
+def test_a_request_names_the_slow_rank_and_its_peer(idle, said, compacted):
     trigger = Trigger(idle, TriggerRule())
     steps(trigger, 0, 60, 100)
     assert not trigger.turn()
@@ -172,6 +172,8 @@ def test_a_request_names_the_slow_rank_and_its_peer(idle, said):
     asked = request_of(idle)
     assert (asked["ranks"], asked["steps"]) == ("1,0", 2)
     assert "steps are 40% slower since step 60" in " ".join(said())
+    rows = compacted().read("counters", run="r").to_pylist()
+    assert [row["value"] for row in rows if row["name"] == "perfkit_step_change_ratio"] == [pytest.approx(1.4)]
 
 
 def test_the_budget_of_an_hour_is_kept(idle, said):

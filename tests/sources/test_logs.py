@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import perfkit
 from perfkit.sources import megatron, torchtitan
 from perfkit.sources.base import PartInfo
+from perfkit.sources.lines import _chunk
 from perfkit.store import Store
 from tests.conftest import ROOT
 
@@ -148,10 +149,42 @@ def test_a_log_beside_a_trace_of_the_same_rank_and_time_is_no_conflict(tmp_path)
     assert store.read("events").num_rows == Store(tmp_path / "first").read("events").num_rows
 
 
-@given(st.lists(st.binary(max_size=40) | st.just(json.dumps(titan("a_start", 1)).encode()), max_size=20))
-def test_whatever_the_lines_hold_reading_goes_on(data):
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(-(10**30), 10**30), st.just(10**400), st.floats(), st.text(max_size=5),
+    st.just("\ud800"), st.just([1]), st.just({"a": 1}),
+)  # fmt: skip
+FIELDS = (
+    "time_us",
+    "step",
+    "tid",
+    "global_rank",
+    "value",
+    "task_name",
+    "event_name",
+    "host_name",
+    "log_type",
+    "message",
+)
+RECORDS = st.builds(
+    lambda name, odd: json.dumps(titan(name, 1) | odd).encode(),
+    st.sampled_from(["a_start", "a_end", "a_error", "metric_value", "step_start", "step_end", "\ud800_x", "_start"]),
+    st.dictionaries(st.sampled_from(FIELDS), ODD, max_size=3),
+)
+STAMPS = st.sampled_from([None, "13:20:00", "13:20:00.5", "99:99:99", "13:20:00.123456789"])
+REPORTS = st.builds(
+    lambda n, at, took, year: report(n, at, took).replace(b"2026", year),
+    st.integers(0, 10**14), STAMPS,
+    st.sampled_from(["elapsed time per iteration (ms): 1e9", "iteration time (s): 9999999999", "iteration time: nan"]),
+    st.sampled_from([b"2026", b"9999", b"0001"]),
+)  # fmt: skip
+
+
+@given(st.lists(st.binary(max_size=40) | RECORDS | REPORTS, max_size=20))
+def test_whatever_the_lines_hold_reading_goes_on_and_the_rows_fit_their_tables(data):
     for module in (torchtitan, megatron):
-        parsed(module, b"\n".join(data) + b"\n")
+        tables, _, _ = parsed(module, b"\n".join(data) + b"\n")
+        for name, rows in tables.items():
+            assert len(_chunk(name, rows).rows) == len(rows)
 
 
 # ------------------------------------------------------------------ Megatron
