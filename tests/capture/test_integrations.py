@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfkit.store import Store
+from tests.capture.settled import settled
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -31,7 +31,7 @@ def tiny_llama():
 
 def read(folder):
     """Return the steps (by number), spans and lifecycle rows of the only run."""
-    store = Store(folder / "store")
+    store = settled(folder / "store")
     steps = sorted(store.read("steps").to_pylist(), key=lambda row: row["step"])
     return steps, store.read("spans").to_pylist(), store.read("lifecycle").to_pylist()
 
