@@ -275,6 +275,7 @@ def _analyze_input(task: _Task) -> _Result:
 
 
 def _finish(results: Sequence[_Result], question: Question, records: pa.Table | None = None) -> Report:
+    _drop_copies(results)
     parts = [part for result in results for part in result.parts]
     rejected = [row for result in results for row in result.rejected]
     if not parts:
@@ -378,6 +379,28 @@ def _comm_terms(job: JobResults, steps: pa.Table, window_idle: pa.Table) -> dict
         return {}
     bubble = waits_for_receive(window_idle) if len(job.bubbles.ranks) else None
     return {"comm": split_terms(job, steps), "bubble_idle": bubble}
+
+
+def _drop_copies(results: Sequence[_Result]) -> None:
+    """Count a trace once that is there twice, packed and unpacked for example."""
+    seen: dict[int, list[tuple[RankPart, str]]] = {}
+    for result in results:
+        kept = []
+        for part in result.parts:
+            path, known = result.sources.get(part.rank, ""), seen.setdefault(part.rank, [])
+            twin = next((where for other, where in known if _is_copy(part, other)), None)
+            if twin is None or twin == path:
+                known.append((part, path))
+                kept.append(part)
+            else:
+                result.rejected.append({"path": path, "reason": f"holds the same as {twin}, which counts"})
+        result.parts = kept
+
+
+def _is_copy(part: RankPart, other: RankPart) -> bool:
+    """Say whether two files hold the same recording."""
+    same = part.quality.events == other.quality.events and part.attribution.equals(other.attribution)
+    return same and part.kernels.equals(other.kernels)
 
 
 def _note_overlaps(parts: list[RankPart]) -> None:

@@ -1,9 +1,10 @@
 """Bandwidth of collectives as nccl-tests defines it (definition 11).
 
-    message_bytes(op, in_bytes, out_bytes) -> bytes of one message, as nccl-tests counts them
-    bandwidths(op, size, bytes, time_ns)   -> algbw and busbw in GB/s (10^9)
-    size_bins(bytes)                       -> the power of two that a message belongs to
-    imbalance(...)                         -> heaviest member of an all-to-all over the mean
+    message_bytes(op, names, size, in_bytes, out_bytes) -> bytes of one message, as nccl-tests counts them
+    bandwidths(op, names, size, bytes, time_ns)         -> algbw and busbw in GB/s (10^9)
+    bytes_of_calls(calls)                               -> the same for rows of CALLS
+    size_bins(bytes)                                    -> the power of two that a message belongs to
+    imbalance(...)                                      -> heaviest member of an all-to-all over the mean
 
 algbw = bytes / time, busbw = algbw × factor. The time runs from the last arrival to the last end, so that waiting
 for a late rank does not look like a slow link. In-switch reduction (NVLS, SHARP) moves fewer bytes than the factor
@@ -16,12 +17,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from perfkit.analysis.classify import encode_text
 from perfkit.analysis.intervals import Ints
+from perfkit.analysis.timeline import ints
 
 Floats = npt.NDArray[np.float64]
 SHARED = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 """Operations in which a rank keeps its own n-th of the message."""
+GROWING, SHRINKING = ("all_gather",), ("reduce_scatter",)
+"""Operations whose output, or input, on every rank is as many times larger as there are members."""
 
 
 def bus_factor(op: str, size: int) -> float | None:
@@ -35,12 +41,25 @@ def bus_factor(op: str, size: int) -> float | None:
     return 1.0 if op in ("broadcast", "reduce", "send", "recv", "send_recv") else None
 
 
-def message_bytes(in_bytes: Ints, out_bytes: Ints) -> Ints:
-    """Return the size of each message, -1 if unknown.
+def message_bytes(op: Ints, names: Sequence[str], size: Ints, in_bytes: Ints, out_bytes: Ints) -> Ints:
+    """Return the size of each message, -1 if unknown. `op` indexes `names`, `size` is the number of members.
 
     nccl-tests counts the larger buffer of a rank: what an all-gather puts together, what a reduce-scatter takes in.
+    Shapes of an op tell only what goes in, and NCCL's payloads what one rank contributes: the larger buffer is `size`
+    times the other, and unknown if `size` is.
     """
-    return np.maximum(in_bytes, out_bytes)
+    grows, shrinks = (np.array([*(name in ops for name in names), False])[op] for ops in (GROWING, SHRINKING))
+    only_small = (grows & (out_bytes < 0) & (in_bytes >= 0)) | (shrinks & (in_bytes < 0) & (out_bytes >= 0))
+    known = np.maximum(in_bytes, out_bytes)
+    result: Ints = np.where(only_small, np.where(size > 0, known * size, -1), known)
+    return result
+
+
+def bytes_of_calls(calls: pa.Table, size: Ints | None = None) -> Ints:
+    """Return the message size of each call; `size` is the number of members where more than the call tells it."""
+    op, names = encode_text(calls["op"])
+    size = ints(calls["group_size"]) if size is None else size
+    return message_bytes(op, names, size, ints(calls["in_bytes"]), ints(calls["out_bytes"]))
 
 
 def bandwidths(op: Ints, names: Sequence[str], size: Ints, num_bytes: Ints, time_ns: Ints) -> tuple[Floats, Floats]:

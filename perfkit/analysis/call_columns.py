@@ -8,13 +8,14 @@ then names and shapes of the ops around it, and last the kernel's own name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from perfkit.analysis.bandwidth import GROWING, SHRINKING
 from perfkit.analysis.call_about import Note, OpNotes, op_name
 from perfkit.analysis.call_args import NONE, CallArgs, item_bytes, ranks_text, shown_dtype
 from perfkit.analysis.intervals import Ints
@@ -75,7 +76,10 @@ def describe_calls(timeline: Timeline, found: Found, args: CallArgs, notes: OpNo
         for text, note, name in zip(said, told, found.name.tolist(), strict=True)
     ]
     dtypes = [shown_dtype(d) or note.dtype for d, note in zip(texts("dtype"), told, strict=True)]
-    sizes = [_size(numbers(f"{side}_nelems"), texts("dtype"), numbers("message_bytes")) for side in ("in", "out")]
+    sizes = [
+        _size(numbers(f"{side}_nelems"), texts("dtype"), numbers("message_bytes"), ops, larger)
+        for side, larger in (("in", SHRINKING), ("out", GROWING))
+    ]
     in_bytes = [s if s is not None else note.in_bytes for s, note in zip(sizes[0], told, strict=True)]
     out_bytes = [s if s is not None else note.out_bytes for s, note in zip(sizes[1], told, strict=True)]
     seq = [s if s >= 0 else note.seq for s, note in zip(numbers("seq").tolist(), told, strict=True)]
@@ -116,12 +120,16 @@ def _group_ranks(args: CallArgs, own: Ints, issued: Ints) -> list[list[int] | No
     return [a if a is not None else b for a, b in zip(mine, theirs, strict=True)]
 
 
-def _size(elements: Ints, dtypes: list[str | None], message: Ints) -> list[int | None]:
+def _size(
+    elements: Ints, dtypes: list[str | None], message: Ints, ops: list[str], larger: Sequence[str]
+) -> list[int | None]:
+    """Return the bytes of one side. NCCL's payloads give the smaller one, which is not that of ops in `larger`."""
     sizes = {dtype: item_bytes(dtype) for dtype in set(dtypes)}
     found: list[int | None] = []
-    for number, dtype, given in zip(elements.tolist(), dtypes, message.tolist(), strict=True):
+    for number, dtype, given, op in zip(elements.tolist(), dtypes, message.tolist(), ops, strict=True):
         item = sizes[dtype]
-        found.append(given if given >= 0 else None if number < 0 or item is None else number * item)
+        told = None if number < 0 or item is None else number * item
+        found.append(given if given >= 0 and op not in larger else told)
     return found
 
 

@@ -8,7 +8,8 @@ Ranks of one host share a clock; a rank whose host is not recorded has one of it
 synchronising collective end together, so the differences of their ends are those of their clocks. Hosts that share
 collectives are compared directly, the others along the tree of the best-connected pairs. Device time stamps inside
 a host can be off by a constant (their translation to host time is per device): such ranks get a correction, which is
-reported. What shares no collectives with the rest cannot be aligned, and that is said too.
+reported. A rank whose time stamps step against those of its host gets a clock of its own, which is fitted in pieces.
+What shares no collectives with the rest cannot be aligned, and that is said too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from perfkit.analysis.classify import encode_text
-from perfkit.analysis.clock_fit import ClockFit, fit_clock, scatter
+from perfkit.analysis.clock_fit import JUMP_NS, SIDE, ClockFit, find_jumps, fit_clock, scatter
 from perfkit.analysis.groups import shown_ranks
 from perfkit.analysis.intervals import Ints
 from perfkit.analysis.timeline import Mask, ints
@@ -107,23 +108,23 @@ class Clocks:
 
 def align_clocks(calls: pa.Table, instance: Ints, hosts: Mapping[int, str | None]) -> Clocks:
     """Compare the clocks of all ranks in `hosts` by the ends of the matched calls."""
-    names, members = _domains(hosts)
-    clock_of = np.full(max(hosts, default=0) + 1, -1, np.int64)
-    for i, ranks in enumerate(members):
-        clock_of[list(ranks)] = i
+    names, members, clock_of = _domains(hosts)
     rank, end = ints(calls["rank"]), ints(calls["end_ns"])
     ops, values = encode_text(calls["op"])
     sync = np.array([*(value in SYNCHRONISING for value in values), False])[ops] & (instance >= 0)
     notes: list[str] = []
+    if jumping := _jumping(rank, end, instance, clock_of[rank], sync):
+        names, members, clock_of = _domains({r: None if r in jumping else host for r, host in hosts.items()})
     corrections, spread = _inside_hosts(rank, end, instance, clock_of[rank], sync)
     on_host = calls["device"].null_count == len(calls)
     if on_host:
         corrections, spread = {}, SAME_CPU_U_NS
     elif corrections:
         worst = max(corrections.values(), key=abs)
+        who = f"rank{'s' * (len(corrections) > 1)} {shown_ranks(corrections)}"
         notes.append(
-            f"device time stamps of {len(corrections)} ranks differ from others on their host by a constant "
-            f"(up to {abs(worst) / 1000:.0f} µs); taken out"
+            f"device time stamps of {who} differ from others on their host by a constant "
+            f"(up to {shown_time(worst)}); taken out"
         )
     end = end - np.array([corrections.get(r, 0) for r in range(len(clock_of))], np.int64)[rank]
     wanted = sync if sync.any() else instance >= 0
@@ -134,22 +135,45 @@ def align_clocks(calls: pa.Table, instance: Ints, hosts: Mapping[int, str | None
     return found
 
 
-def _domains(hosts: Mapping[int, str | None]) -> tuple[list[str], list[tuple[int, ...]]]:
-    """Return the clocks: one per host, and one per rank whose host is unknown; ordered by lowest rank."""
+def _domains(hosts: Mapping[int, str | None]) -> tuple[list[str], list[tuple[int, ...]], Ints]:
+    """Return the clocks, one per host and one per rank whose host is unknown, and the clock of each rank."""
     found: dict[str, list[int]] = {}
     for rank in sorted(hosts):
         found.setdefault(hosts[rank] or f"rank {rank}", []).append(rank)
-    return list(found), [tuple(ranks) for ranks in found.values()]
+    clock_of = np.full(max(hosts, default=0) + 1, -1, np.int64)
+    for i, ranks in enumerate(found.values()):
+        clock_of[ranks] = i
+    return list(found), [tuple(ranks) for ranks in found.values()], clock_of
 
 
-def _inside_hosts(rank: Ints, end: Ints, instance: Ints, clock: Ints, sync: Mask) -> tuple[dict[int, int], int]:
-    """Return constant errors of ranks against their host, and how far ends of one host spread without them."""
+def _from_host(end: Ints, instance: Ints, clock: Ints, sync: Mask) -> tuple[Ints, Ints]:
+    """Return calls that end beside others of their host, and how far from the median of these."""
     rows = np.flatnonzero(sync)
     rows = rows[np.lexsort((end[rows], clock[rows], instance[rows]))]
     _, middle, size = _medians(instance[rows], clock[rows], end[rows])
     left = end[rows] - np.repeat(middle, size)
     several = np.repeat(size > 1, size)
-    rows, left = rows[several], left[several]
+    return rows[several], left[several]
+
+
+def _jumping(rank: Ints, end: Ints, instance: Ints, clock: Ints, sync: Mask) -> set[int]:
+    """Return the ranks whose time stamps step against those of their host."""
+    rows, left = _from_host(end, instance, clock, sync)
+    order = np.lexsort((end[rows], rank[rows]))
+    who, when, apart = rank[rows][order], end[rows][order], left[order]
+    edges = np.append(np.flatnonzero(np.append(True, who[1:] != who[:-1])), len(who)) if len(who) else who
+    found: set[int] = set()
+    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        mine = apart[low:high]
+        wide = np.count_nonzero(np.abs(mine - np.median(mine)) > JUMP_NS) >= SIDE  # cheap, and rarely so
+        if wide and find_jumps(when[low:high], mine):
+            found.add(int(who[low]))
+    return found
+
+
+def _inside_hosts(rank: Ints, end: Ints, instance: Ints, clock: Ints, sync: Mask) -> tuple[dict[int, int], int]:
+    """Return constant errors of ranks against their host, and how far ends of one host spread without them."""
+    rows, left = _from_host(end, instance, clock, sync)
     if not len(rows):
         return {}, 0
     order = np.lexsort((left, rank[rows]))
@@ -226,6 +250,13 @@ def _tree(
             found[b] = HostClock(names[b], members[b], a, fit, (found[a].u_ns or 0) + _careful(fit))
             queue.append(b)
     return [found.get(i) or HostClock(names[i], members[i], -1, None, None) for i in range(number)]
+
+
+def shown_time(ns: int) -> str:
+    """Return a length of time in a unit that suits it."""
+    size = abs(ns)
+    scale, unit = next((one for one in ((1e9, "s"), (1e6, "ms")) if size >= one[0]), (1e3, "µs"))
+    return f"{size / scale:,.3g} {unit}" if size / scale < 1000 else f"{size / scale:,.0f} {unit}"
 
 
 def _careful(fit: ClockFit) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from perfkit.analysis.bandwidth import size_bins
+from perfkit.analysis.bandwidth import bytes_of_calls, size_bins
 from perfkit.analysis.classify import encode_text
 from perfkit.analysis.collectives import CLASSES, MOSTLY
 from perfkit.analysis.intervals import Ints
@@ -66,6 +66,13 @@ def group_names(view: JobView) -> list[str]:
     ]
 
 
+def _group_sizes(view: JobView) -> Ints:
+    """Return the number of members of each call's group, -1 if unknown."""
+    sizes = [-1 if size is None else size for size in view.groups["size"].to_pylist()]
+    found: Ints = np.array([*sizes, -1], np.int64)[ints(view.members["gid"])]
+    return found
+
+
 def summarize_collectives(view: JobView) -> list[dict[str, Any]]:
     """Return one row per role and operation."""
     rows, calls, members, instances = _Rows(view), view.calls, view.members, view.instances
@@ -76,6 +83,7 @@ def summarize_collectives(view: JobView) -> list[dict[str, Any]]:
     size, num_bytes = ints(instances["size"]), ints(instances["bytes"])
     rate = _rates(rows, number)
     gid = ints(members["gid"])
+    message = bytes_of_calls(calls, _group_sizes(view))
     heavy = np.asarray(view.imbalance)
     sizes = [*view.groups["size"].to_pylist(), None]
     found = []
@@ -84,7 +92,7 @@ def summarize_collectives(view: JobView) -> list[dict[str, Any]]:
         mine, here = np.flatnonzero(rows.of_instance == i), np.flatnonzero(rows.of_call == i)
         unpaired = here[rows.instance[here] < 0]
         known = num_bytes[mine] >= 0
-        loose = np.maximum(ints(calls["in_bytes"])[unpaired], ints(calls["out_bytes"])[unpaired])
+        loose = message[unpaired]
         everything = int(num_bytes[mine][known].sum() + loose[loose > 0].sum())
         members_of = size[mine].max(initial=-1) if len(mine) else sizes[int(gid[here[0]])]
         uneven = heavy[mine][~np.isnan(heavy[mine])] if op == "all_to_all" else heavy[:0]
@@ -93,14 +101,23 @@ def summarize_collectives(view: JobView) -> list[dict[str, Any]]:
                 "group": group, "op": op, "ranks": None if members_of in (-1, None) else int(members_of),
                 "groups": len(np.unique(gid[here])), "count": len(mine) + len(unpaired),
                 "bytes": everything if known.any() or (loose > 0).any() else None, **rate[i],
-                **{name: int(sums[name][i]) for name in _SUMS},
+                **_split_sums(sums, i),
                 "matched": float(matched[i] / total[i]) if view.several else None,
                 "class": _class(sums, i) if view.several else None,
                 "imbalance": float(np.median(uneven)) if len(uneven) else None,
             }
         )  # fmt: skip
     exposed = ("exposed_wait_ns", "exposed_transfer_ns", "exposed_unsplit_ns", "bubble_ns")
-    return sorted(found, key=lambda r: (-sum(r[n] for n in exposed), str(r["group"]), r["op"]))
+    return sorted(found, key=lambda r: (-sum(r[n] or 0 for n in exposed), str(r["group"]), r["op"]))
+
+
+def _split_sums(sums: dict[str, Ints], i: int) -> dict[str, int | None]:
+    """Return the sums of a row; wait and transfer are unknown, not 0, where nothing could be split."""
+    row: dict[str, int | None] = {name: int(sums[name][i]) for name in _SUMS}
+    for wait, transfer, unsplit in (_SUMS[:3], _SUMS[3:6]):
+        if row[unsplit] and not (row[wait] or row[transfer]):
+            row[wait] = row[transfer] = None
+    return row
 
 
 def _rates(rows: _Rows, number: int) -> list[dict[str, float | None]]:
@@ -180,7 +197,7 @@ def collectives_table(view: JobView) -> pa.Table:
     known = instance >= 0
     culprit = np.append(view.blame.culprit, -1)[instance]
     blamed = np.where(ints(members["wait_ns"]) > 0, culprit, -1)
-    size = np.maximum(ints(calls["in_bytes"]), ints(calls["out_bytes"]))
+    size = bytes_of_calls(calls, _group_sizes(view))
     split = known & (ints(members["wait_ns"]) + ints(members["transfer_ns"]) > 0)
     start = ints(members["start_ns"])
     return conform(

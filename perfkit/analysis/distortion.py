@@ -33,7 +33,7 @@ class Distortion:
     launches: int
     """Pieces of device work inside the windows."""
     lost: int
-    """Of them, those whose launch call is missing."""
+    """Of them, those whose launch call is missing; 0 if it recorded no calls at all, for then it lost none."""
 
 
 def measure_distortion(timeline: Timeline, events: pa.Table, windows: Spans, idle: Sequence[Spans]) -> Distortion:
@@ -46,8 +46,9 @@ def measure_distortion(timeline: Timeline, events: pa.Table, windows: Spans, idl
     work = timeline.work
     low, high = (int(windows.start[0]), int(windows.end[-1])) if len(windows.start) else (0, 0)
     inside = (work.start >= low) & (work.start < high)  # what was queued before the recording has no launch either
+    lost = inside & (work.launch < 0) & bool((work.launch >= 0).any())
     return Distortion(
         timeline.rank, sum(intersect(overhead, one).total for one in idle),
         int(np.count_nonzero(timeline.host.kind == CLASSES.index("python"))), int(np.count_nonzero(inside)),
-        int(np.count_nonzero(inside & (work.launch < 0))),
+        int(np.count_nonzero(lost)),
     )  # fmt: skip

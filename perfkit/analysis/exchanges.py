@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from perfkit.analysis.attribute import Busy
+from perfkit.analysis.bandwidth import bytes_of_calls
 from perfkit.analysis.classify import CLASSES
 from perfkit.analysis.intervals import Ints, Spans, difference, first_owner, join, overlaps
 from perfkit.analysis.timeline import Timeline, ints
@@ -54,11 +55,12 @@ def exchange_rows(timeline: Timeline, device: int | None, windows: Windows, busy
         return EXCHANGES.empty_table()
     _, first = np.unique(ints(calls["event_id"]), return_index=True)  # messages grouped into one kernel are one
     calls = calls.take(np.sort(first))
+    size = bytes_of_calls(calls)
     described = pa.table(
         {
             "op": calls["op"].cast(pa.utf8()), "group": calls["group_desc"].cast(pa.utf8()),
             "group_size": calls["group_size"],
-            "bytes": pc.max_element_wise(calls["in_bytes"], calls["out_bytes"]),
+            "bytes": pa.array(size, mask=size < 0),
         }
     )  # fmt: skip
     code = np.zeros(len(calls), np.int64)

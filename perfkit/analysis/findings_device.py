@@ -39,7 +39,9 @@ _SOFTMAX = ("aten::_softmax", "aten::_softmax_backward_data", "aten::_safe_softm
 _BATCHED = ("aten::bmm", "aten::baddbmm", "aten::matmul")
 
 
-_LINK = "; look at the link too: compare with `all_reduce_perf` between the same ranks"
+_LINK = "; look at the link too: compare with `{}_perf` of nccl-tests between the same ranks"
+_TESTS = {"all_to_all": "alltoall", "send": "sendrecv", "recv": "sendrecv", "send_recv": "sendrecv"}
+"""What nccl-tests calls an operation, if not by its name."""
 
 
 def exposed_communication(facts: Facts) -> Finding | None:
@@ -63,11 +65,12 @@ def exposed_communication(facts: Facts) -> Finding | None:
         "the same, balance the shards and overlap it",
         "recv": "in a pipeline, more micro-batches or an interleaved schedule",
     }.get(first["op"], "overlap it with compute")
+    knows = first["op"] in (*_TESTS, "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
     return Finding(
         "exposed_communication",
         f"Communication is not hidden behind compute, most of it {first['op']}",
         points,
-        advice + (_LINK if facts.has_device else ""),
+        advice + (_LINK.format(_TESTS.get(first["op"], first["op"])) if facts.has_device and knows else ""),
         {
             "collectives": [
                 {"op": r["op"], "group": r["group"], "lost_gpu_ms": ms(r["gpu_ns"]), "exposed_ms": ms(r["ns"])}

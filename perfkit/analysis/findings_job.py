@@ -147,10 +147,12 @@ def skewed_all_to_all(facts: Facts) -> Finding | None:
         return None
     rows = [r for r in job.collectives if r["op"] == "all_to_all"]
     bad = [r for r in rows if (r["imbalance"] or 1) >= UNEVEN or (r["class"] == "skew" and r["exposed_wait_ns"])]
-    lost = sum(r["exposed_wait_ns"] + (r["exposed_transfer_ns"] * (1 - 1 / (r["imbalance"] or 1))) for r in bad)
+    lost = sum(
+        (r["exposed_wait_ns"] or 0) + (r["exposed_transfer_ns"] or 0) * (1 - 1 / (r["imbalance"] or 1)) for r in bad
+    )
     if facts.points(lost) < A2A_POINTS:
         return None
-    worst = max(bad, key=lambda r: r["exposed_wait_ns"] + r["exposed_transfer_ns"])
+    worst = max(bad, key=lambda r: (r["exposed_wait_ns"] or 0) + (r["exposed_transfer_ns"] or 0))
     uneven = worst["imbalance"]
     loaded = (uneven or 1) >= UNEVEN
     why = f"its heaviest rank carries {uneven:.2f} times the mean" if loaded else "it is mostly waiting"
@@ -164,7 +166,8 @@ def skewed_all_to_all(facts: Facts) -> Finding | None:
         {
             "all_to_all": [
                 {"group": r["group"], "count": r["count"], "imbalance": r["imbalance"],
-                 "exposed_wait_ms": ms(r["exposed_wait_ns"]), "exposed_transfer_ms": ms(r["exposed_transfer_ns"])}
+                 "exposed_wait_ms": ms(r["exposed_wait_ns"] or 0),
+                 "exposed_transfer_ms": ms(r["exposed_transfer_ns"] or 0)}
                 for r in bad[:MAX_EVIDENCE]
             ],
         },

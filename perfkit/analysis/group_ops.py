@@ -204,7 +204,7 @@ def _silence(calls: pa.Table, gid: Ints, chosen: Mask, number: int) -> list[floa
 
 def _alike(calls: pa.Table, gid: Ints, chosen: Mask, number: int) -> tuple[list[float | None], list[int], list[float]]:
     """Return the share of the two most frequent sizes of each group, the most frequent one, and calls per step."""
-    size = ints(calls["in_bytes"])
+    size = np.maximum(ints(calls["in_bytes"]), ints(calls["out_bytes"]))
     rows = chosen & (size >= 0)
     keys, count = np.unique(np.stack([gid[rows], size[rows]], axis=1), axis=0, return_counts=True)
     total, most, usual = (np.zeros(number, np.int64) for _ in range(3))

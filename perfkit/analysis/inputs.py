@@ -105,7 +105,9 @@ def read_input(planned: PlannedInput) -> Iterator[TracePart]:
         rank = place.rank if info.rank is None else info.rank  # a file may name its rank after the events
         tables = {name: _label(rows.pop((part, name)), rank, place.segment) for p, name in list(rows) if p == part}
         tables.setdefault("events", TABLES["events"].empty())
-        oddities = [f"{odd.kind} ({odd.count}): {odd.detail}" for odd in info.oddities.values()]
+        oddities = [
+            f"{odd.kind} ({odd.count})" + (f": {odd.detail}" if odd.detail else "") for odd in info.oddities.values()
+        ]
         yield TracePart(input.path, tables, info.world_size, info.synthetic, rank, info.host, oddities, counts[part])
 
 

@@ -96,8 +96,8 @@ def view_job(
     names = {rank: (devices or {}).get(rank) for rank in ranks}
     calls = _sorted(_joined([part.calls for part in parts], CALLS), ("rank", "segment", "device", "call"))
     exposed = _joined([part.exposed for part in parts], EXPOSED)
-    notes = _doubts(ranks, world_size)
     matched = match_calls(calls, ranks, world_size)
+    notes = [*_doubts(ranks, world_size, matched.groups), *_uneven_steps(parts)]
     layout = infer_layout(matched.groups, calls, world_size=world_size, ranks=ranks, mesh=mesh, gid=matched.gid)
     groups = matched.groups.set_column(
         matched.groups.column_names.index("role"), "role", pa.array(layout.roles, pa.utf8())
@@ -133,10 +133,11 @@ def _sorted(table: pa.Table, keys: tuple[str, ...]) -> pa.Table:
     return table if (order[1:] > order[:-1]).all() else table.take(order)
 
 
-def _doubts(ranks: list[int], world_size: int | None) -> list[str]:
+def _doubts(ranks: list[int], world_size: int | None, groups: pa.Table) -> list[str]:
     """Say which ranks are missing, and whether the number of ranks can be right."""
     if world_size is None:
-        note = "the traces do not say how many ranks the job had: pass --world-size to tell waiting from transfer"
+        note = "the traces do not say how many ranks the job had: pass --world-size"
+        note += " to tell waiting from transfer" if groups["size"].null_count else ", and MFU counts all of them"
         return [note] if len(ranks) > 1 else []
     missing = sorted(set(range(world_size)) - set(ranks))
     notes = []
@@ -148,6 +149,29 @@ def _doubts(ranks: list[int], world_size: int | None) -> list[str]:
     if ranks and ranks[-1] >= world_size:
         notes.append(f"rank {ranks[-1]} has a trace although the world size is {world_size}: are these two runs?")
     return notes
+
+
+def _uneven_steps(parts: Sequence[Part]) -> list[str]:
+    """Say which ranks have other steps than most."""
+    steps: dict[int, set[int]] = {}
+    for part in parts:
+        mine = steps.setdefault(part.rank, set())
+        rows = part.attribution.filter(pc.invert(pc.fill_null(part.attribution["carry_in"], False)))
+        mine.update(step for step in rows["step"].to_pylist() if step is not None)
+    kinds: dict[frozenset[int], list[int]] = {}
+    for rank, mine in steps.items():
+        kinds.setdefault(frozenset(mine), []).append(rank)
+    if len(kinds) < 2:
+        return []
+    usual = max(kinds, key=lambda kind: (len(kinds[kind]), len(kind)))
+    others = [(ranks, kind) for kind, ranks in kinds.items() if kind != usual]
+    told = [
+        f"{f'ranks {shown_ranks(ranks)} have' if len(ranks) > 1 else f'rank {ranks[0]} has'} "
+        f"{shown_ranks(kind) or 'none'}"
+        for ranks, kind in others[:3]
+    ]
+    more = f"; and {len(others) - 3} more kinds" if len(others) > 3 else ""
+    return [f"not all ranks have the same steps: most have {shown_ranks(usual) or 'none'}, {', '.join(told)}{more}"]
 
 
 def _pipeline(calls: pa.Table, matched: Matched, layout: Layout) -> Mask:
@@ -209,7 +233,8 @@ def _instances(calls: pa.Table, matched: Matched, split: Split) -> tuple[pa.Tabl
     one = split.instance[rows]
     edges = np.flatnonzero(np.append(True, one[1:] != one[:-1])) if len(rows) else rows
     into, out = ints(calls["in_bytes"])[rows], ints(calls["out_bytes"])[rows]
-    size = np.maximum.reduceat(message_bytes(into, out), edges) if len(rows) else rows
+    size = message_bytes(split.op[rows], split.op_names, split.size[one], into, out)
+    size = np.maximum.reduceat(size, edges) if len(rows) else rows
     lead = rows[edges]
     step = np.maximum.reduceat(ints(calls["step"])[rows], edges) if len(rows) else rows
     clear = split.complete & (split.kind != CLASSES.index("inconclusive"))

@@ -6,6 +6,9 @@
 An event's kind is its own, else that of the nearest event up its stack that has one. Its place is
 file:line of the innermost frame of the user's own code, from python_function events or a recorded
 `Call stack`, else of any frame, else the name of the event that gave the kind.
+
+Ranges of `torch.autograd.profiler.emit_nvtx` number every call (`aten::mul, seq = 7, op_id = 9`): the numbers are cut
+off, or each call would be a place of its own, and the range counts as an op.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ _LIBRARY = re.compile(
     r"(^|/)(torch|torchvision|numpy|importlib|concurrent|multiprocessing|asyncio|logging)/|site-packages|dist-packages"
     r"|lib/python\d|^<|^(threading|runpy|contextlib|functools|inspect|queue|socket|selectors)\.py"
 )
+
+
+_NUMBERED = re.compile(r"(?P<op>.+?), (?:seq|op_id|sizes|input_op_ids) = .*", re.DOTALL)
+"""An op as emit_nvtx names its range."""
 
 
 class Kinds:
@@ -67,7 +74,12 @@ class Stacks:
     """Call stacks of the host: climbs from events to those that explain them, all at once."""
 
     def __init__(self, timeline: Timeline, host: Host, parents: Ints, kinds: Kinds, ops: pa.Table | None) -> None:
-        self._names, self._host, self._parents = timeline.names, host, parents
+        self._names, codes, numbered = _without_numbers(timeline.names, host.name)
+        is_op = numbered & (host.kind == CLASSES.index("range"))
+        self._host = host._replace(
+            name=codes, kind=np.where(is_op, CLASSES.index("op"), host.kind).astype(host.kind.dtype)
+        )
+        self._parents = parents
         self._kinds = kinds.of_rows(host)
         self._frames: list[str] = []
         self._frame = np.full(len(parents), -1, np.int64)
@@ -155,6 +167,18 @@ class Stacks:
                 self._frames.append(f"{chosen['file'].strip()}:{chosen['line']} {chosen['function'].strip()}")
         free = self._frame < 0
         self._frame[free], self._own_frame[free] = frame[codes[free]], own_frame[codes[free]]
+
+
+def _without_numbers(names: list[str], codes: Ints) -> tuple[list[str], Ints, Mask]:
+    """Return names, the code of each event in them, and which events emit_nvtx had numbered."""
+    known: dict[str, int] = {}
+    to_code = np.arange(len(names), dtype=np.int64)
+    for code in np.unique(codes).tolist():
+        numbered = _NUMBERED.fullmatch(names[code])
+        if numbered:
+            to_code[code] = len(names) + known.setdefault(numbered["op"], len(known))
+    renamed = to_code[codes]
+    return [*names, *known], renamed, renamed >= len(names)
 
 
 def _call_stacks(timeline: Timeline, host: Host, ops: pa.Table | None) -> tuple[Ints, list[str]]:

@@ -2,7 +2,8 @@
 
 Without --store it looks at this machine: GPUs (XID, ECC, remapped rows, throttling, NVLink, a lost GPU, a driver that
 hangs), disk, clock, kernel log, and with --sniff a short burst of work against the node's own history. With --store it
-reads the fleet tables: lemons, GPUs that run hot or throttle, XIDs that come back.
+reads the fleet tables: lemons, GPUs that run hot or throttle, XIDs that come back; with --run as well it joins what
+happened on the run's nodes (XIDs, clocks held down by heat) to the steps that were slow meanwhile.
 
 It only advises: the drain command is printed, and run only with --apply. Exit code: 0 healthy, 1 warning, 3 fault.
 
@@ -10,6 +11,7 @@ examples:
   perfkit health --expect-gpus 8
   perfkit health --sniff --format json
   perfkit health --store runs/
+  perfkit health --store runs/ --run llama-8b
   perfkit health --snippet slurm          # for HealthCheckProgram in slurm.conf
   perfkit health --snippet kubernetes     # a probe for a DaemonSet
 """
@@ -23,12 +25,14 @@ import shutil
 import socket
 import subprocess
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from perfkit.goodput.checks import Check
     from perfkit.goodput.health_fleet import FleetFinding
+    from perfkit.goodput.health_run import RunHealth
 
 SNIPPETS = {
     "slurm": """#!/bin/bash
@@ -46,6 +50,7 @@ readinessProbe:
   failureThreshold: 1
 """,
 }
+EVENTS_SHOWN = 20
 MARKS = {"ok": "ok     ", "unknown": "?      ", "warning": "warning", "fault": "FAULT  "}
 
 
@@ -53,6 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--store", metavar="DIR", help="look at the fleet in this store instead of this node")
     parser.add_argument("--cluster", help="with --store: only this cluster")
+    parser.add_argument(
+        "--run", metavar="RUN", help="with --store: events on this run's nodes, and the steps they slowed"
+    )
     parser.add_argument("--expect-gpus", type=int, metavar="N", help="a fault if this node has another number")
     parser.add_argument("--path", type=Path, action="append", metavar="DIR", help="file system to check (repeatable)")
     parser.add_argument("--sniff", action="store_true", help="run a short burst of work and compare with the past")
@@ -68,6 +76,14 @@ def run(args: argparse.Namespace) -> int:
     if args.snippet:
         print(SNIPPETS[args.snippet], end="")
         return 0
+    if args.run and not args.store:
+        from perfkit.errors import UsageError
+
+        raise UsageError(
+            "--run needs the store that it is in", next_step=f"perfkit health --store DIR --run {args.run}"
+        )
+    if args.run:
+        return _run(args)
     return _fleet(args) if args.store else _node(args)
 
 
@@ -151,3 +167,42 @@ def _print_fleet(findings: list[FleetFinding], rows: int, uri: str) -> None:
     for finding in findings:
         where = f"{finding.cluster}/{finding.node}" + (f" GPU {finding.device}" if finding.device is not None else "")
         print(f"{MARKS[finding.severity]}  {where}  {finding.kind}: {finding.detail}")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from perfkit.goodput.checks import EXIT_CODES
+    from perfkit.goodput.health_run import check_run
+    from perfkit.store import Store
+
+    store = Store(args.store)
+    health = check_run(store, args.run, cluster=args.cluster)
+    if args.format == "json":
+        print(json.dumps({"schema_version": 1, "store": store.uri} | health.as_json()))
+    else:
+        _print_run(health)
+    return EXIT_CODES[health.severity]
+
+
+def _print_run(health: RunHealth) -> None:
+    from perfkit.report.format import clean, plural
+
+    if health.synthetic:
+        print("SYNTHETIC DATA")
+    told = plural(len(health.events), "event")
+    print(f"{health.cluster}/{health.run}: {told} on its nodes, {plural(health.steps, 'step')} on record")
+    for note in health.notes:
+        print(f"note: {note}")
+    for event in health.events[:EVENTS_SHOWN]:
+        when = datetime.fromtimestamp(event.time_ns / 1e9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+        what = f"XID {event.code}" if event.kind == "xid" else f"{event.kind} {event.detail or ''}".strip()
+        where = event.node + (f" GPU {event.device}" if event.device is not None else "")
+        lasted = "" if event.end_ns is None else f" for {(event.end_ns - event.time_ns) / 1e9:.1f} s"
+        cost = "no slow step meanwhile"
+        if event.steps_slowed:
+            span = f"{event.first_step}" if event.steps_slowed == 1 else f"{event.first_step}–{event.last_step}"
+            cost = (
+                f"{plural(event.steps_slowed, 'slow step')} ({span}), {event.excess_ns / 1e9:.3g} s beyond the median"
+            )
+        print(f"  {when}Z  {clean(where)}  {clean(what)}{lasted}: {cost}")
+    if len(health.events) > EVENTS_SHOWN:
+        print(f"… and {len(health.events) - EVENTS_SHOWN:,} more; --format json lists all")

@@ -101,7 +101,10 @@ def run_tables(
         "job_nodes": job_nodes(store, attempts, line),
     }
     if counters is not None:
-        tables["gpu_rollup"] = gpu_days(counters, cluster=attempts[0].cluster, synthetic=facts["synthetic"])
+        days = gpu_days(
+            counters, cluster=attempts[0].cluster, device=facts["device"], synthetic=facts["synthetic"]
+        )  # fmt: skip
+        tables["gpu_rollup"] = _with_allocated(days, _hosts(store, attempts), line)
     return {name: table for name, table in tables.items() if len(table)}
 
 
@@ -112,6 +115,25 @@ def _read_counters(store: Store, attempts: list[RunSummary]) -> pa.Table | None:
         if a.rows.get("counters")
     ]
     return pa.concat_tables(parts).unify_dictionaries() if parts else None
+
+
+def _hosts(store: Store, attempts: list[RunSummary]) -> dict[int, set[str]]:
+    """Return the nodes of each attempt."""
+    return {
+        a.attempt: {c.host for c in store.committed(a.cluster, a.run, a.attempt) if c.host} for a in attempts
+    }  # fmt: skip
+
+
+def _with_allocated(days: pa.Table, hosts: dict[int, set[str]], line: Timeline) -> pa.Table:
+    """Say for how much of each day the run held the GPU."""
+    start = np.asarray(days["start_ns"].to_numpy(), np.int64)
+    node = np.array(days["node"].cast(pa.utf8()).to_pylist(), object)
+    held = np.zeros(len(days), np.int64)
+    where = line.allocations
+    for attempt, low, high in zip(where.attempt.tolist(), where.start.tolist(), where.end.tolist(), strict=True):
+        mine = np.isin(node, list(hosts.get(attempt, set()))) if len(node) else np.zeros(0, bool)
+        held += np.where(mine, np.clip(np.minimum(high, start + DAY_NS) - np.maximum(low, start), 0, None), 0)
+    return days.set_column(days.schema.get_field_index("allocated_ns"), "allocated_ns", pa.array(held))
 
 
 def _memory_peak(counters: pa.Table) -> int | None:

@@ -2,6 +2,7 @@
 
 Knows the names of capture, of dcgm-exporter and of nvidia_gpu_exporter (METRICS) and brings them to one unit. Error
 counters only grow: a day's errors are the growth seen in it; a counter that starts again counts from there.
+Throttle loss is definition 20 (perfkit.goodput.throttle), null where the clock of the published peak is unknown.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from perfkit.goodput.rollup import DAY_NS
+from perfkit.goodput.throttle import peak_clock_hertz, throttle_days
 from perfkit.schema import GPU_ROLLUP, conform
 
 METRICS: dict[str, tuple[str, float]] = {
@@ -50,17 +52,14 @@ COUNTED: dict[tuple[str, str | None], str] = {
     ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", None): "ecc_uncorrected",
     ("gpu_link_errors_total", "nvlink_crc"): "nvlink_errors",
 }
-THROTTLED = {
-    "thermal": "throttle_thermal_ns",
-    "hw_thermal": "throttle_thermal_ns",
-    "power_brake": "throttle_thermal_ns",
-    "power": "throttle_power_ns",
-}
-"""Series of gpu_throttle_seconds_total; what the driver counts is time throttled, an upper bound of the time lost."""
+"""(Metric, series) -> column; DCGM's have no series, and what labels are left (pod, namespace) does not matter."""
 
 
-def gpu_days(counters: pa.Table, *, cluster: str, synthetic: bool | None = None) -> pa.Table:
-    """Return the rows of every GPU and day that the counters tell of; a GPU without an index or host is left out."""
+def gpu_days(counters: pa.Table, *, cluster: str, device: str | None = None, synthetic: bool | None = None) -> pa.Table:
+    """Return the rows of every GPU and day that the counters tell of; a GPU without an index or host is left out.
+
+    `device` names the GPUs, if all are of one kind: its peak clock is what throttle loss is measured against.
+    """
     known = pc.and_(pc.is_valid(counters["device"]), pc.is_valid(counters["host"]))
     rows = counters.filter(pc.and_(known, pc.is_valid(counters["value"])))
     if not len(rows):
@@ -68,21 +67,23 @@ def gpu_days(counters: pa.Table, *, cluster: str, synthetic: bool | None = None)
     host, hosts = _codes(rows["host"])
     name, names = _codes(rows["name"])
     series, all_series = _codes(rows["series"])
-    device = np.asarray(rows["device"].to_numpy(), np.int64)
+    index = np.asarray(rows["device"].to_numpy(), np.int64)
     time = np.asarray(rows["time_ns"].to_numpy(), np.int64)
     value = np.asarray(rows["value"].to_numpy(), np.float64)
-    keys, group = np.unique(np.stack([host, device, time // DAY_NS], 1), axis=0, return_inverse=True)
+    keys, group = np.unique(np.stack([host, index, time // DAY_NS], 1), axis=0, return_inverse=True)
     group = group.reshape(-1)
     size = len(keys)
     columns: dict[str, Any] = _gauges(group, name, names, value, size)
-    columns |= _growth(group, name, names, series, all_series, host, device, time, value, size)
+    columns |= _growth(group, name, names, series, all_series, host, index, time, value, size)
     uuid = _first(group, rows["uuid"].to_pylist(), size)
     start = keys[:, 2] * DAY_NS
+    columns |= _throttled(rows, uuid, keys[:, 2], device)
     columns |= {
         "cluster": [cluster] * size,
         "node": [hosts[h] for h in keys[:, 0]],
         "device": keys[:, 1],
         "uuid": uuid,
+        "name": pa.array([device] * size, pa.utf8()),
         "start_ns": start,
         "end_ns": start + DAY_NS,
         "synthetic": pa.array([synthetic] * size, pa.bool_()),
@@ -144,16 +145,26 @@ def _growth(
     grown = np.where(same, np.where(now >= np.r_[0.0, now[:-1]], now - np.r_[0.0, now[:-1]], now), 0.0)
     for i, metric in enumerate(names):
         for j, which in enumerate(all_series):
-            column = COUNTED.get((metric, which))
-            factor = 1.0
-            if metric == "gpu_throttle_seconds_total" and which in THROTTLED:
-                column, factor = THROTTLED[which], 1e9
+            column = COUNTED.get((metric, None if metric.startswith("DCGM_") else which))
             if column is None:
                 continue
             mine = (name[order] == i) & (series[order] == j)
-            total = np.bincount(group[order][mine], grown[mine] * factor, minlength=size)
+            total = np.bincount(group[order][mine], grown[mine], minlength=size)
             result[column] = np.round(result.get(column, 0) + total).astype(np.int64)
     return result
+
+
+def _throttled(rows: pa.Table, uuids: list[Any], days: Any, device: str | None) -> dict[str, Any]:
+    """Return time lost by GPU and day; nothing if the reference clock is unknown."""
+    hertz = peak_clock_hertz(device)
+    if hertz is None:
+        return {}
+    found = throttle_days(rows, dict.fromkeys((uuid for uuid in uuids if uuid), hertz)).to_pylist()
+    lost = {(row["uuid"], row["day"]): row for row in found}
+    mine = [lost.get((uuid, day), {}) for uuid, day in zip(uuids, days.tolist(), strict=True)]
+    return {
+        f"throttle_{why}_ns": pa.array([r.get(f"{why}_ns") for r in mine], pa.int64()) for why in ("thermal", "power")
+    }
 
 
 def _samples(group: Any, time: Any, size: int) -> Any:

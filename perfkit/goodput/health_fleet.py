@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 
 from perfkit.goodput.health_node import HARMLESS_XIDS
 from perfkit.goodput.lemons import find_lemons
+from perfkit.report.format import plural
 
 MIN_XIDS = 2
 MIN_THERMAL_SHARE = 0.01
 HOT_BY_CELSIUS = 8.0
 HOT_BY_SPREADS = 4.0
-SLOW_BY = 1.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +59,11 @@ def _lemons(job_nodes: pa.Table) -> Iterator[FleetFinding]:
     for row in find_lemons(job_nodes).to_pylist():
         if row["kind"] == "slow":
             detail = (
-                f"slow in {row['bad']} of its last {row['of']} runs (chance: {row['expected']:.2g}),"
+                f"slow in {row['bad']} of its last {row['of']} runs (chance alone: {row['expected']:.2g}),"
                 f" {row['slowdown'] - 1:.0%} slower than its peers"
             )
         else:
-            detail = f"blamed for interruptions on {row['bad']} days (chance: {row['expected']:.2g})"
+            detail = f"blamed for interruptions on {plural(row['bad'], 'day')} (chance alone: {row['expected']:.2g})"
         yield FleetFinding(
             cluster=row["cluster"],
             node=row["node"],
@@ -91,7 +91,7 @@ def _repeated_xids(events: pa.Table) -> Iterator[FleetFinding]:
             node=node,
             kind="repeated XIDs",
             severity="fault",
-            detail=", ".join(f"XID {code} {times}×" for code, times in codes.most_common()) + where,
+            detail=", ".join(f"{times} × XID {code}" for code, times in codes.most_common()) + where,
             evidence={"codes": dict(codes), "devices": devices, "last_ns": max(time_ns for _, _, time_ns in seen)},
         )
 
@@ -147,31 +147,41 @@ def slowed_steps(health_events: pa.Table, steps: pa.Table, ranks_of_host: Mappin
     """Return the steps of a run that were slow while something happened on one of their hosts.
 
     An event lasts from time_ns to end_ns (an instant if null) and touches the steps of that host's ranks that overlap
-    it. Only steps over the rank's median are listed, with what they cost beyond it.
+    it. Only slow steps of the rank are listed (definition 19), with what they cost beyond its median; `event` is the
+    row of the event.
     """
-    rows: list[dict[str, Any]] = []
-    rank, start, end = (steps[name].to_numpy() for name in ("rank", "start_ns", "end_ns"))
-    number = steps["step"].to_numpy()
-    usual = {int(r): float(np.median((end - start)[rank == r])) for r in np.unique(rank)}
-    median = np.array([usual[int(r)] for r in rank])
-    for event in health_events.to_pylist():
-        ranks = ranks_of_host.get(event["node"])
-        if not ranks:
-            continue
-        until = event["end_ns"] if event["end_ns"] is not None else event["time_ns"]
-        touched = np.isin(rank, list(ranks)) & (start <= until) & (end >= event["time_ns"])
-        for place in np.flatnonzero(touched & (end - start > SLOW_BY * median)).tolist():
-            rows.append(
-                {
-                    "node": event["node"],
-                    "kind": event["kind"],
-                    "code": event["code"],
-                    "time_ns": event["time_ns"],
-                    "rank": int(rank[place]),
-                    "step": int(number[place]),
-                    "excess_ns": int(end[place] - start[place] - median[place]),
-                }
-            )
-    kinds = {"node": pa.utf8(), "kind": pa.utf8(), "code": pa.int64(), "time_ns": pa.int64(), "rank": pa.int32()}
-    kinds |= {"step": pa.int64(), "excess_ns": pa.int64()}
-    return pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()})
+    rank, start, end = (np.asarray(steps[name].to_numpy(), np.int64) for name in ("rank", "start_ns", "end_ns"))
+    number = np.asarray(steps["step"].to_numpy(), np.int64)
+    took = end - start
+    median, limit = _usual(rank, took)
+    slow = np.flatnonzero(took > limit)
+    parts: list[tuple[int, Any]] = []
+    for place, event in enumerate(health_events.select(["node", "time_ns", "end_ns"]).to_pylist()):
+        if ranks := ranks_of_host.get(event["node"]):
+            until = event["end_ns"] if event["end_ns"] is not None else event["time_ns"]
+            touched = slow[(start[slow] <= until) & (end[slow] >= event["time_ns"])]
+            parts.append((place, touched[np.isin(rank[touched], list(ranks))]))
+    which = np.concatenate([at for _, at in parts]) if parts else np.zeros(0, np.int64)
+    event_row = np.repeat([place for place, _ in parts], [len(at) for _, at in parts]).astype(np.int64)
+    told = health_events.select(["node", "kind", "code", "time_ns"]).take(pa.array(event_row))
+    plain = {name: told[name].cast(pa.utf8()) for name in ("node", "kind")}
+    return pa.table(
+        {
+            "event": event_row, **plain, "code": told["code"], "time_ns": told["time_ns"],
+            "rank": pa.array(rank[which], pa.int32()), "step": number[which],
+            "excess_ns": np.round(took[which] - median[which]).astype(np.int64),
+        }
+    )  # fmt: skip
+
+
+def _usual(rank: Any, took: Any) -> tuple[Any, Any]:
+    """Return, for each step, the median of its rank and the time above which a step is slow."""
+    median, limit = np.zeros(len(took)), np.zeros(len(took))
+    order = np.argsort(rank, kind="stable")
+    edges = np.flatnonzero(np.diff(rank[order], prepend=-1, append=-1))
+    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        mine = order[low:high]
+        middle = float(np.median(took[mine]))
+        spread = 1.4826 * float(np.median(np.abs(took[mine] - middle)))
+        median[mine], limit[mine] = middle, middle + max(3 * spread, 0.01 * middle)
+    return median, limit

@@ -15,6 +15,7 @@ LABELS = {
     "unknown": "unknown",
 }  # fmt: skip
 BAR = 30
+_NOUNS = {"jobs": "job", "nodes": "node", "counters": "counter sample"}
 ROWS_SHOWN = 20
 
 
@@ -32,7 +33,7 @@ def render(document: Mapping[str, Any]) -> str:
     if document.get("inventory"):
         lines += _inventory(document["inventory"])
     if document.get("counters"):
-        lines.append(f"{count(document['counters'])} samples of GPU counters")
+        lines.append(f"{_some(document['counters'], 'sample')} of GPU counters")
     if document.get("groups"):
         lines += ["", *_groups(document["groups"], document["source"], document.get("by"))]
     if document.get("uptime"):
@@ -56,9 +57,9 @@ def _records(document: Mapping[str, Any], totals: Mapping[str, Any]) -> list[str
         "",
         f"  ETTR {percent(totals['ettr'])}   MFU {percent(totals['mfu'])}   "
         f"effective MFU {percent(totals['effective_mfu'])}{_covers(totals)}",
-        f"  {count(totals['interruptions'])} interruptions, {count(totals['failures'])} of them failures   "
+        f"  {_some(totals['interruptions'], 'interruption')}, {_some(totals['failures'], 'failure')} among them   "
         f"MTTF {_time(totals['mttf_hours'])}   MTTR {_time(totals['mttr_hours'])}   "
-        f"{count(totals['restarts'])} restarts",
+        f"{_some(totals['restarts'], 'restart')}",
         "",
         "where the GPU-hours went",
     ]
@@ -86,27 +87,31 @@ def _covers(totals: Mapping[str, Any]) -> str:
 def _jobs(totals: Mapping[str, Any]) -> list[str]:
     cost = "" if totals["cost"] is None else f", {totals['cost']:,.0f}"
     lines = [
-        f"{count(totals['jobs'])} jobs held {_hours(totals['allocated_gpu_hours'])} GPU-hours{cost}",
+        f"{_some(totals['jobs'], 'job')} held {_hours(totals['allocated_gpu_hours'])} GPU-hours{cost}",
         "goodput is unknown: a scheduler sees jobs, not steps",
     ]
     if totals["jobs_without_gpu_count"]:
+        number = totals["jobs_without_gpu_count"]
         lines.append(
-            f"{count(totals['jobs_without_gpu_count'])} jobs do not say how many GPUs they held; they count as 0"
+            "1 job does not say how many GPUs it held; it counts as 0"
+            if number == 1
+            else f"{count(number)} jobs do not say how many GPUs they held; they count as 0"
         )
     if totals["jobs_never_started"]:
         lines.append(
-            f"{count(totals['jobs_never_started'])} of {count(totals['jobs_listed'])} listed jobs never started"
+            f"{count(totals['jobs_never_started'])} of {_some(totals['jobs_listed'], 'listed job')} never started"
         )
     lines += [
-        f"  {count(totals['failures'])} failures   MTTF {_time(totals['mttf_hours'])} of job time   "
-        f"{count(totals['restarts'])} restarts   queue p50 {_seconds(totals['queue_p50_seconds'])}, "
+        f"  {_some(totals['failures'], 'failure')}   MTTF {_time(totals['mttf_hours'])} of job time   "
+        f"{_some(totals['restarts'], 'restart')}   queue p50 {_seconds(totals['queue_p50_seconds'])}, "
         f"p95 {_seconds(totals['queue_p95_seconds'])}",
         "",
         "how they ended",
     ]
     for name, row in totals["outcomes"].items():
         cost = "" if row["cost"] is None else f"{row['cost']:>14,.0f}"
-        lines.append(f"  {clean(name):<24}{row['jobs']:>10,} jobs {_hours(row['gpu_hours']):>14} GPU-hours{cost}")
+        noun = "job " if row["jobs"] == 1 else "jobs"
+        lines.append(f"  {clean(name):<24}{row['jobs']:>10,} {noun} {_hours(row['gpu_hours']):>14} GPU-hours{cost}")
     return lines
 
 
@@ -140,6 +145,10 @@ def _key(key: Any) -> str:
     return "(unknown)" if key is None else clean(key, 33)
 
 
+def _some(number: int | None, noun: str) -> str:
+    return f"{UNKNOWN} {noun}s" if number is None else plural(number, noun)
+
+
 def _or(number: int | None) -> str:
     return UNKNOWN if number is None else f"{number:,}"
 
@@ -157,7 +166,7 @@ def _inventory(row: Mapping[str, Any]) -> list[str]:
     states = ", ".join(f"{v['nodes']} {state}" for state, v in row["states"].items() if v["nodes"])
     return [
         "",
-        f"{count(row['nodes'])} nodes with {count(row['gpus'])} GPUs: {states}; "
+        f"{_some(row['nodes'], 'node')} with {_some(row['gpus'], 'GPU')}: {states}; "
         f"{percent(row['up_share'])} of the GPUs up",
     ]
 
@@ -182,7 +191,7 @@ def _runs(runs: Sequence[Mapping[str, Any]], left_off: int) -> list[str]:
 def _quality(quality: Mapping[str, Any]) -> list[str]:
     lines = []
     for one in quality["files"]:
-        rows = ", ".join(f"{n:,} {table}" for table, n in one["rows"].items()) or "nothing"
+        rows = ", ".join(_some(n, _NOUNS.get(table, table)) for table, n in one["rows"].items()) or "nothing"
         lines.append(f"{clean(one['path'])}: {one['kind']}, {rows}")
         lines += [f"  {clean(text)}" for text in one["assumed"]]
         if one["left_out"]:
@@ -193,7 +202,9 @@ def _quality(quality: Mapping[str, Any]) -> list[str]:
             lines += [f"    line {bad['line']}: {clean(bad['why'], 100)}" for bad in one["bad_records"][:5]]
     lines += [f"{clean(bad['path'])}: not used: {clean(bad['reason'])}" for bad in quality["rejected"]]
     if quality["duplicates"]:
-        lines.append(f"{quality['duplicates']:,} rows list a job that another row lists too; the fuller one was kept")
+        verb = "lists" if quality["duplicates"] == 1 else "list"
+        rows = plural(quality["duplicates"], "row")
+        lines.append(f"{rows} {verb} a job that another row lists too; the fuller one stays")
     return [*lines, ""]
 
 

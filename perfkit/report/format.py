@@ -33,6 +33,11 @@ def duration(ns: float | None) -> str:
     return "0"
 
 
+def copies(direction: str) -> str:
+    """Name the copies of a direction; a memset copies nothing."""
+    return "memset" if direction == "memset" else f"{direction} copies"
+
+
 def si(value: float | None, unit: str) -> str:
     """Render a number with an SI prefix: `989 TFLOP/s`."""
     if value is None:

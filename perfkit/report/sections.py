@@ -19,7 +19,7 @@ from perfkit.report import format as fmt
 from perfkit.report.job import heat_cells, job_lines
 from perfkit.report.lanes import choose_lanes
 from perfkit.report.markup import Html, raw, tag
-from perfkit.report.verdict import Ladder, ladder, not_measured, verdict
+from perfkit.report.verdict import Ladder, ladder, not_measured, nothing_found, verdict
 
 if TYPE_CHECKING:
     from perfkit.report.report import Report
@@ -135,7 +135,8 @@ def _findings(document: dict[str, Any], unit: str) -> Section:
         )
         for row in rows
     ]
-    none = tag("p", "No rule found anything to fix.")
+    told = nothing_found(document)
+    none = tag("p", f"{told[0].upper()}{told[1:]}.")
     return Section("findings", "What to fix first", tag("ol", cards, class_="findings") if cards else none)
 
 
@@ -409,16 +410,19 @@ def _collectives(report: Report) -> Section:
     keys = ["bytes", "busbw_gbps", "efficiency", "exposed_transfer_ns", "exposed_wait_ns"]
     bubbles = any(r.get("bubble_ns") for r in rows)
     keys += ["bubble_ns"] if bubbles else []
+    unsplit = any(r.get("exposed_unsplit_ns") for r in rows)
+    keys += ["exposed_unsplit_ns"] if unsplit else []
     cells = [
         (fmt.clean(r["op"], MAX_NAME), fmt.clean(r["group"] or fmt.UNKNOWN, MAX_NAME),
          (fmt.count(r["ranks"]), r["ranks"]), (fmt.count(r["count"]), r["count"]),
-         *((fmt.value(key, r[key]), r[key]) for key in keys),
+         *((fmt.value(key, r.get(key)), r.get(key)) for key in keys),
          r["class"] or fmt.UNKNOWN)
         for r in rows
     ]  # fmt: skip
     head = [("operation", False), ("group", False), ("ranks", True), ("count", True), ("bytes", True),
             ("bus bandwidth", True), ("efficiency", True), ("exposed transfer", True), ("exposed wait", True),
-            *([("bubble", True)] if bubbles else []), ("class", False)]  # fmt: skip
+            *([("bubble", True)] if bubbles else []), *([("exposed, unsplit", True)] if unsplit else []),
+            ("class", False)]  # fmt: skip
     intro = (
         "Bus bandwidth as nccl-tests counts it, from the last arrival to the last end; efficiency is of the link that "
         "the group spans. Waiting is for a late rank, transfer is moving data."

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from perfkit.report import format as fmt
 from perfkit.report.job import job_lines
-from perfkit.report.verdict import Ladder, Rung, ladder, not_measured, verdict
+from perfkit.report.verdict import Ladder, Rung, ladder, not_measured, nothing_found, verdict
 
 if TYPE_CHECKING:
     from perfkit.report.report import Report
@@ -155,7 +155,7 @@ def _findings(document: Mapping[str, Any], details: bool, unit: str) -> Iterator
     yield ""
     yield Text("what to fix first", style="bold")
     if not rows:
-        yield _indented(Text("no rule found anything to fix"))
+        yield _indented(Text(nothing_found(document)))
     shown = rows if details else rows[:TOP_FINDINGS]
     for number, row in enumerate(shown, 1):
         head = Text(fmt.clean(row["title"]), style="bold")
@@ -213,7 +213,7 @@ def _io(document: Mapping[str, Any]) -> Iterator[Line]:
     io_, window = document["io"], document["totals"]["window_ns"]
     named = [("data wait", "data_wait_ns", None), ("checkpoint", "checkpoint_exposed_ns", None)]
     named += [
-        (f"{k.removesuffix('_exposed_ns')} copies", k, k.replace("_exposed_ns", "_gbps"))
+        (fmt.copies(k.removesuffix("_exposed_ns")), k, k.replace("_exposed_ns", "_gbps"))
         for k in io_
         if k.endswith("_exposed_ns") and k != "checkpoint_exposed_ns"
     ]
@@ -265,14 +265,16 @@ def _kernels(report: Report) -> Iterator[Line]:
 
 def _collectives(document: Mapping[str, Any]) -> Iterator[Line]:
     rows = document["collectives"] or []
+    more = ["exp. unsplit"] if any(r.get("exposed_unsplit_ns") for r in rows) else []
     if rows:
         yield from _titled(
             "collectives",
-            ("op", "group", "count", "bytes", "bus GB/s", "of link", "exp. transfer", "exp. wait", "class"),
+            ("op", "group", "count", "bytes", "bus GB/s", "of link", "exp. transfer", "exp. wait", *more, "class"),
             [
                 (fmt.clean(r["op"]), fmt.clean(r["group"] or fmt.UNKNOWN, 30), fmt.count(r["count"]),
                  fmt.si(r["bytes"], "B"), fmt.points(r["busbw_gbps"], 1), fmt.percent(r["efficiency"], 0),
                  fmt.duration(r["exposed_transfer_ns"]), fmt.duration(r["exposed_wait_ns"]),
+                 *([fmt.duration(r.get("exposed_unsplit_ns"))] if more else []),
                  fmt.clean(r["class"] or fmt.UNKNOWN))
                 for r in rows[:MAX_ROWS]
             ],

@@ -237,6 +237,21 @@ def ladder(document: Document) -> Ladder:
     return Ladder(title, unit, _rungs(rows))
 
 
+def nothing_found(document: Document) -> str:
+    """Say that no rule applies, and where most of the time goes all the same."""
+    found = ladder(document)
+    lost = [r for r in found.rungs if r.parent is None and r.term not in ("mfu", "hfu", "matmul", "compute")]
+    large = sorted((r for r in lost if (r.points or 0) >= WORTH_NAMING), key=lambda r: -(r.points or 0))[:2]
+    if not large:
+        return "no rule found anything to fix"
+    named = " and ".join(f"{r.label} ({fmt.points(r.points, 1)} {found.unit})" for r in large)
+    return f"no rule applies; most goes to {named}: see the kernels by waste"
+
+
+WORTH_NAMING = 5.0
+"""Points of a term that is worth a look although no rule applies."""
+
+
 def _rungs(rows: list[dict[str, Any]]) -> list[Rung]:
     """Place the rungs: each starts where the one above ends; parts start with their parent."""
     offsets: dict[str | None, float] = {None: 0.0}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from perfkit.analysis.stragglers import FLAG_BELOW
 from perfkit.analysis.waterfall import ladder_rows
 from perfkit.schema import (
     ATTRIBUTION,
@@ -194,6 +195,7 @@ def _counters(fleet: Fleet, run: Progress, one: Attempt, rank: int) -> pa.Table:
         "gpu_power_watts": np.where(busy, 612 + 12 * noise, 118 + 2 * noise),
         "gpu_temperature_celsius": np.where(busy, 63 + 1.5 * noise, 41.0) + np.where(throttled, 19, 0),
         "gpu_sm_clock_hertz": np.where(busy, 1.755e9 / np.where(throttled, factor, 1.0), 3.45e8),
+        "gpu_clock_event_reasons": np.where(busy, np.where(throttled, 0x40, 0x4), 0x1),
         "gpu_utilization_ratio": np.where(busy, 0.99, 0.0),
         "gpu_memory_used_bytes": np.where(busy, 61e9, 3e9),
     }
@@ -221,7 +223,7 @@ def _derived(fleet: Fleet, run: Progress) -> dict[str, pa.Table]:
     waterfall = table_from_rows(WATERFALL, ladder_rows(terms, "mfu"))
     return {
         "attribution": attribution, "idle": _idle(attribution), "kernels": kernels, "waterfall": waterfall,
-        "findings": _findings(spec, waterfall, one),
+        "findings": _findings(spec, waterfall, _stragglers(spec, one, attribution)),
     }  # fmt: skip
 
 
@@ -336,9 +338,18 @@ def _terms(spec: Spec, attribution: pa.Table, total: dict[str, int]) -> list[dic
     ]
 
 
-def _findings(spec: Spec, waterfall: pa.Table, one: Attempt) -> pa.Table:
+def _stragglers(spec: Spec, one: Attempt, attribution: pa.Table) -> list[dict[str, Any]]:
+    """Ranks below definition 16's score in the attribution, the slowest first."""
+    own = np.asarray(attribution["compute_ns"].to_numpy(), np.int64).reshape(spec.gpus, -1)
+    median = np.median(own, axis=1)
+    score = float(np.median(median)) / median
+    ranks = [r for r in np.argsort(score, kind="stable").tolist() if score[r] < FLAG_BELOW]
+    names = {r: spec.cluster.node_name(int(one.nodes[r // GPUS_PER_NODE])) for r in ranks}
+    return [{"rank": r, "node": names[r], "score": round(float(score[r]), 4)} for r in ranks]
+
+
+def _findings(spec: Spec, waterfall: pa.Table, stragglers: list[dict[str, Any]]) -> pa.Table:
     points = {row["term"]: row["points"] for row in waterfall.to_pylist() if row["parent"] is None}
-    slow = [n for n in one.nodes.tolist() if n in spec.cluster.slow and spec.cluster.slow[n][1] < one.end_ns]
     rows = [
         (
             "exposed-communication",
@@ -362,14 +373,16 @@ def _findings(spec: Spec, waterfall: pa.Table, one: Attempt) -> pa.Table:
             "CUDA graphs, or less Python between launches",
         ),
     ]
-    if slow:
-        node, device = slow[0], spec.cluster.slow[slow[0]][2]
-        rank = int(np.flatnonzero(one.nodes == node)[0]) * GPUS_PER_NODE + device
-        factor = spec.cluster.slow[node][0]
+    if stragglers:
+        worst = stragglers[0]
+        title = f"Rank {worst['rank']} on {worst['node']} is {1 / worst['score'] - 1:.0%} slower than its peers"
+        if len(stragglers) > 1:
+            more = len(stragglers) - 1
+            title += f", and {more} more {'rank is' if more == 1 else 'ranks are'} slow"
+        evidence = worst | {"host": worst["node"], "others": stragglers[1:]}
         rows.insert(
             0,
-            ("straggler", f"Rank {rank} on {spec.cluster.node_name(node)} is {factor - 1:.0%} slower than its peers",
-             points.get("unsplit_comm", 0.0) * 0.7, {"rank": rank, "node": spec.cluster.node_name(node)},
+            ("straggler", title, points.get("unsplit_comm", 0.0) * 0.7, evidence,
              "drain the node and check its cooling: the GPU throttles"),
         )  # fmt: skip
     return table_from_rows(

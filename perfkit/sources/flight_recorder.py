@@ -96,6 +96,7 @@ def read_dumps(folder: Path) -> Recording:
                 raise InputError(
                     f"also says that it is of rank {dump.rank}, like {dumps[dump.rank].path.name}; the first was used",
                     path=str(loaded.path),
+                    next_step="keep the dumps of one job and one attempt in a folder",
                 )
             dumps[dump.rank] = dump
         except InputError as error:
@@ -141,9 +142,11 @@ def _load_json(path: Path) -> Loaded:
 def _understand(loaded: Loaded) -> Dump:
     path, content = loaded.path, loaded.content
     if loaded.problem is not None:
-        raise InputError(loaded.problem, path=str(path))
+        raise InputError(loaded.problem, path=str(path), next_step="copy it again, or leave it out")
     if not isinstance(content, dict) or "entries" not in content or "pg_config" not in content:
-        raise UnsupportedInput("is not a Flight Recorder dump (no `entries` and `pg_config`)", path=str(path))
+        raise UnsupportedInput(
+            "is not a Flight Recorder dump (no `entries` and `pg_config`)", path=str(path), next_step="leave it out"
+        )
     rank = content.get("rank")
     if not isinstance(rank, int):
         number = _TRAILING_NUMBER.search(path.name)
@@ -159,7 +162,11 @@ def _understand(loaded: Loaded) -> Dump:
         calls = tuple(_call(entry, groups) for entry in entries)
         progress = _progress(content.get("pg_status") or {}, entries, groups, calls)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise InputError(f"is a Flight Recorder dump with an unknown layout ({error!r})", path=str(path)) from error
+        raise InputError(
+            f"is a Flight Recorder dump with an unknown layout ({error!r})",
+            path=str(path),
+            next_step="report the version of torch that wrote it",
+        ) from error
     return Dump(rank, path, groups, progress, calls)
 
 

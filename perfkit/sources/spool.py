@@ -199,7 +199,11 @@ def _table(name: str, columns: tuple[str, ...], rows: list[list[Any]], path: str
             for column, values in zip(columns, zip(*rows, strict=True), strict=True)
         ]
     except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, TypeError, OverflowError) as error:
-        raise CorruptInput(f"rows of {name} are not what perfkit writes ({error})", path=path) from None
+        raise CorruptInput(
+            f"rows of {name} are not what perfkit writes ({error})",
+            path=path,
+            next_step="ingest it with the version of perfkit that wrote it",
+        ) from None
     return pa.table(arrays, names=list(columns))
 
 

@@ -32,7 +32,7 @@ MB = 1_000_000
     ],
 )
 def test_bus_bandwidth_is_that_of_nccl_tests(op, ranks, in_bytes, out_bytes, seconds, algbw, busbw):
-    size = message_bytes(np.array([in_bytes]), np.array([out_bytes]))
+    size = message_bytes(np.array([0]), [op], np.array([ranks]), np.array([in_bytes]), np.array([out_bytes]))
     found = bandwidths(np.array([0]), [op], np.array([ranks]), size, np.array([round(seconds * 1e9)]))
     assert found[0][0] == pytest.approx(algbw)
     assert found[1][0] == pytest.approx(busbw)

@@ -7,6 +7,7 @@ first few, counts for all. Nothing is guessed in silence: what was assumed (time
 from __future__ import annotations
 
 import datetime
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -129,3 +130,8 @@ def number_attempts(job: Any, start: Any) -> Ints:
     result = np.empty(len(codes), np.int64)
     result[order] = position
     return result
+
+
+def whole(text: str) -> int | None:
+    """Return a number without sign or fraction, None if it is none or too large to count anything."""
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None

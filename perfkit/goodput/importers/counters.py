@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from perfkit.errors import CorruptInput
-from perfkit.goodput.importers.base import Assume, Imported, decode, parse_times
+from perfkit.goodput.importers.base import Assume, Imported, decode, parse_times, whole
 from perfkit.schema import COUNTERS, table_from_rows
 
 _SAMPLE = re.compile(
@@ -86,11 +86,11 @@ def _sample(line: str, number: int, found: Imported) -> dict[str, Any] | None:
     if math.isnan(value) or is_blank(value, match["name"]):
         found.reject(number, f"value means none: {match['name']} {match['value']}")
         return None
-    device = next((labels[k] for k in DEVICES if labels.get(k, "").isdigit()), None)
+    device = next((n for k in DEVICES if (n := whole(labels.get(k, ""))) is not None), None)
     rest = ",".join(f"{k}={v}" for k, v in sorted(labels.items()) if k not in _IDENTITY)
     return {
         "host": next((labels[k] for k in HOSTS if labels.get(k)), None),
-        "device": None if device is None else int(device),
+        "device": device,
         "uuid": next((labels[k] for k in UUIDS if labels.get(k)), None),
         "time_ns": time,
         "name": match["name"],
@@ -125,7 +125,10 @@ def looks_like_nvidia_smi(head: bytes) -> bool:
 def read_nvidia_smi(data: bytes, path: str, assume: Assume) -> Imported:
     """Return the columns of `nvidia-smi --query-gpu=… --format=csv` as rows of `counters`."""
     found = Imported(path, "nvidia-smi")
-    lines = list(csv.reader(io.StringIO(decode(data, found).decode()), skipinitialspace=True))
+    try:
+        lines = list(csv.reader(io.StringIO(decode(data, found).decode(), newline=""), skipinitialspace=True))
+    except csv.Error as error:
+        raise CorruptInput(f"no CSV: {error}", path=path, next_step="run nvidia-smi again") from error
     if not lines:
         raise CorruptInput("empty", path=path, next_step="run nvidia-smi again")
     names = [name.strip() for name in lines[0]]
@@ -162,14 +165,16 @@ def _smi_row(
 ) -> list[dict[str, Any]]:
     time = assume.as_of_ns
     if stamp := row.get("timestamp"):
-        whole, _, fraction = stamp.partition(".")
-        parsed = parse_times(pa.array([whole]), assume.timezone, ("%Y/%m/%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S"))[0].as_py()
+        seconds, _, fraction = stamp.partition(".")
+        parsed = parse_times(pa.array([seconds]), assume.timezone, ("%Y/%m/%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S"))[
+            0
+        ].as_py()
         if parsed is None:
             found.reject(number, f"no time: {stamp[:40]}")
             return []
-        time = parsed + int((fraction or "0").ljust(9, "0")[:9]) if (fraction or "0").isdigit() else parsed
+        time = parsed + (whole(fraction.ljust(9, "0")[:9]) or 0)
     same = {
-        "time_ns": time, "device": int(row["index"]) if row.get("index", "").isdigit() else None,
+        "time_ns": time, "device": whole(row.get("index", "")),
         "uuid": row.get("uuid") or row.get("gpu_uuid"), "host": row.get("host") or row.get("hostname"),
     }  # fmt: skip
     rows = []

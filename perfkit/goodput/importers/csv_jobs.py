@@ -53,20 +53,32 @@ def read_jobs_csv(data: bytes, path: str, assume: Assume) -> Imported:
         found.reject(row.number or 0, f"wrong number of fields: {row.actual_columns} instead of {row.expected_columns}")
         return "skip"
 
+    if b"\n" not in data:
+        data += b"\n"
     header = data.split(b"\n", 1)[0].decode().strip("\r").split(",")
     names = [name.strip().strip('"').lower() for name in header]
     if len(set(names)) != len(names):
         raise CorruptInput("the header names a column twice", path=path, next_step="rename one of them")
-    table = pcsv.read_csv(
-        pa.BufferReader(data),
-        read_options=pcsv.ReadOptions(column_names=names, skip_rows=1, use_threads=False, block_size=16 << 20),
-        parse_options=pcsv.ParseOptions(invalid_row_handler=bad_row),
-        convert_options=pcsv.ConvertOptions(
-            column_types={name: pa.utf8() for name in names}, strings_can_be_null=False
-        ),
-    )
+    if not data.partition(b"\n")[2].strip():
+        found.tables["jobs"] = JOBS.empty()
+        return found
+    table = _read_table(data, names, path, bad_row)
     found.tables["jobs"] = _jobs(table, assume, found)
     return found
+
+
+def _read_table(data: bytes, names: list[str], path: str, bad_row: Any) -> pa.Table:
+    try:
+        return pcsv.read_csv(
+            pa.BufferReader(data),
+            read_options=pcsv.ReadOptions(column_names=names, skip_rows=1, use_threads=False, block_size=16 << 20),
+            parse_options=pcsv.ParseOptions(invalid_row_handler=bad_row),
+            convert_options=pcsv.ConvertOptions(
+                column_types={name: pa.utf8() for name in names}, strings_can_be_null=False
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        raise CorruptInput(f"no CSV: {error}", path=path, next_step="export it again") from error
 
 
 def _jobs(table: pa.Table, assume: Assume, found: Imported) -> pa.Table:

@@ -19,7 +19,7 @@ import pyarrow.csv as pcsv
 
 from perfkit.errors import CorruptInput
 from perfkit.goodput.causes import cause_of_state
-from perfkit.goodput.importers.base import Assume, Imported, by_value, decode, number_attempts, parse_times
+from perfkit.goodput.importers.base import Assume, Imported, by_value, decode, number_attempts, parse_times, whole
 from perfkit.goodput.importers.hostlist import expand_hostlist
 from perfkit.schema import JOBS, conform
 
@@ -112,10 +112,10 @@ def _read_table(data: bytes, found: Imported, assume: Assume) -> pa.Table:
     if len(delimiter) > 1:
         body = body.replace(b"\x1f", b" ").replace(delimiter, b"\x1f")
         delimiter = b"\x1f"
-    body = _join_lines(body, delimiter, len(unique), found)
+    extra = len(names) < header.count(match[1]) + 1
+    body, trailing = _join_lines(body, delimiter, len(unique), found, extra)
     if not body.strip():
         return pa.table({name: pa.array([], pa.utf8()) for name in WANTED if name in unique})
-    trailing = body[: body.find(b"\n")].count(delimiter) == len(unique)
     columns = [*unique, "#rest"] if trailing else unique
     return pcsv.read_csv(
         pa.BufferReader(body),
@@ -131,8 +131,12 @@ def _read_table(data: bytes, found: Imported, assume: Assume) -> pa.Table:
     )
 
 
-def _join_lines(body: bytes, delimiter: bytes, width: int, found: Imported) -> bytes:
-    """Join the lines of a record, and take out records whose number of fields is wrong."""
+def _join_lines(body: bytes, delimiter: bytes, width: int, found: Imported, trailing: bool) -> tuple[bytes, bool]:
+    """Join the lines of a record, and take out records whose number of fields is wrong.
+
+    Also returns whether records end with a delimiter, as most lines do; `trailing` says whether the header does, which
+    decides where the lines do not. A field with the delimiter in it (a job's name) makes one too many: it is left out.
+    """
     if b"\r" in body:
         body = body.replace(b"\r\n", b"\n").replace(b"\r", b" ")
     if not body.endswith(b"\n"):
@@ -143,9 +147,12 @@ def _join_lines(body: bytes, delimiter: bytes, width: int, found: Imported) -> b
     count = np.diff(np.r_[0, np.searchsorted(marks, ends)])
     starts = np.r_[0, ends[:-1] + 1]
     empty = ends == starts
-    good = (count == width - 1) | (count == width)
+    closed, open_ = int((count == width).sum()), int((count == width - 1).sum())
+    trailing = closed > open_ or (closed == open_ and trailing)
+    need = width if trailing else width - 1
+    good = count == need
     if (good | empty).all():
-        return body if not empty.any() else b"\n".join(line for line in body.split(b"\n") if line) + b"\n"
+        return body if not empty.any() else b"\n".join(line for line in body.split(b"\n") if line) + b"\n", trailing
     out: list[bytes] = []
     at = 0
     lines = len(ends)
@@ -156,27 +163,28 @@ def _join_lines(body: bytes, delimiter: bytes, width: int, found: Imported) -> b
             out += [b"\n", body[starts[at] : ends[until - 1]]]
             at = until
             continue
-        at = _join_record(body, starts, ends, count, good, at, width, found, out)
-    return b"".join(out[1:]) + b"\n"
+        at = _join_record(body, starts, ends, count, good, at, need, width, found, out)
+    return b"".join(out[1:]) + b"\n", trailing
 
 
 def _join_record(
-    body: bytes, starts: Any, ends: Any, count: Any, good: Any, at: int, width: int, found: Imported, out: list[bytes]
-) -> int:
-    """Join one record that begins at line `at`; return the line after it."""
+    body: bytes, starts: Any, ends: Any, count: Any, good: Any, at: int, need: int, width: int, found: Imported,
+    out: list[bytes],
+) -> int:  # fmt: skip
+    """Join one record of `need` delimiters that begins at line `at`; return the line after it."""
     if starts[at] == ends[at]:
         return at + 1
     total, last = int(count[at]), at
-    while total < width - 1 and last + 1 < len(ends) and not good[last + 1] and total + count[last + 1] <= width:
+    while total < need and last + 1 < len(ends) and not good[last + 1] and total + count[last + 1] <= need:
         last += 1
         total += int(count[last])
-    if total in (width - 1, width):
+    if total == need:
         out += [b"\n", body[starts[at] : ends[last]].replace(b"\n", b" ")]
         return last + 1
     if count[at] == 0 and out:  # the last field of the record before goes on
         out += [b" ", body[starts[at] : ends[at]]]
         return at + 1
-    found.reject(at + 2, f"wrong number of fields: {int(count[at]) + 1} instead of {width}")
+    found.reject(at + 2, f"wrong number of fields: {int(count[at]) + width - need} instead of {width}")
     return at + 1
 
 
@@ -221,7 +229,7 @@ def _columns(table: pa.Table, assume: Assume, found: Imported) -> pa.Table:
         **times,
         "gpus": _gpus(table, size, found),
         "nodes": _nodes(nodes, size),
-        "num_nodes": pa.nulls(size, pa.int32()) if names is None else by_value(names, _whole, pa.int32()),
+        "num_nodes": pa.nulls(size, pa.int32()) if names is None else by_value(names, whole, pa.int32()),
         "state": _blank_is_null(state, size),
         "cause": pa.nulls(size, pa.utf8()) if state is None else by_value(state, cause_of_state, pa.utf8()),
         "exit_code": pa.nulls(size, pa.int32())
@@ -251,9 +259,10 @@ def gpus_in(text: str | None) -> int | None:
     """GPUs in a TRES or GRES text: null if it is empty, 0 if it lists other things only."""
     if not text:
         return None
-    found = _GPUS.findall(text)
-    plain = [int(n) for kind, n in found if not kind]
-    return plain[0] if plain else sum(int(n) for _, n in found)
+    found = [(kind, whole(n)) for kind, n in _GPUS.findall(text)]
+    counts = [n for kind, n in found if not kind][:1] or [n for _, n in found]
+    known = [n for n in counts if n is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def _nodes(column: Any, size: int) -> pa.Array:
@@ -274,13 +283,9 @@ def _blank_is_null(column: Any, size: int) -> Any:
     return pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.utf8()), column)
 
 
-def _whole(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
-
-
 def _exit(text: str, part: int) -> int | None:
     parts = text.split(":")
-    return int(parts[part]) if len(parts) == 2 and parts[part].isdigit() else None
+    return whole(parts[part]) if len(parts) == 2 else None
 
 
 def _drop_nonsense(jobs: pa.Table, found: Imported) -> pa.Table:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from perfkit.errors import CorruptInput, UnsupportedInput
 from perfkit.goodput.causes import cause_of_state
-from perfkit.goodput.importers.base import Assume, Imported, decode, parse_times
+from perfkit.goodput.importers.base import Assume, Imported, decode, parse_times, whole
 from perfkit.goodput.importers.hostlist import expand_hostlist
 from perfkit.goodput.importers.sacct import gpus_in
 from perfkit.schema import JOBS, NODES, table_from_rows
@@ -74,6 +74,8 @@ def read_scontrol(data: bytes, path: str, assume: Assume) -> Imported:
 def _words(record: str) -> dict[str, str]:
     text = " ".join(record.split())
     marks = list(_WORD.finditer(text))
+    if not marks:
+        return {}
     ends = [m.start() for m in marks[1:]] + [len(text)]
     return {m[1]: text[m.end() : end].strip() for m, end in zip(marks, ends, strict=True)}
 
@@ -96,6 +98,10 @@ def _job(words: dict[str, str], i: int, assume: Assume, found: Imported) -> list
     if not words.get("JobId") or not words.get("JobState"):
         found.reject(i + 1, "a job without JobId or JobState")
         return []
+    restarts = whole(words.get("Restarts") or "0")
+    if restarts is None:
+        found.reject(i + 1, f"Restarts is no number: {words['Restarts'][:40]}")
+        return []
     names = ("SubmitTime", "EligibleTime", "StartTime", "EndTime")
     times = parse_times(pa.array([words.get(n, "") for n in names], pa.utf8()), assume.timezone).to_pylist()
     cause = cause_of_state(words["JobState"])
@@ -107,7 +113,7 @@ def _job(words: dict[str, str], i: int, assume: Assume, found: Imported) -> list
         {
             "cluster": assume.cluster,
             "job": words["JobId"],
-            "attempt": int(words.get("Restarts", "0") or 0),
+            "attempt": restarts,
             "user": words.get("UserId", "").partition("(")[0] or None,
             "name": words.get("JobName"),
             "submit_ns": times[0],
@@ -116,11 +122,11 @@ def _job(words: dict[str, str], i: int, assume: Assume, found: Imported) -> list
             "end_ns": None if running else times[3],
             "gpus": gpus_in(tres),
             "nodes": expand_hostlist(words.get("NodeList")),
-            "num_nodes": int(nodes) if nodes.isdigit() else None,
+            "num_nodes": whole(nodes),
             "state": words["JobState"],
             "cause": cause,
-            "exit_code": int(code) if code.isdigit() else None,
-            "signal": int(signal) if signal.isdigit() else None,
+            "exit_code": whole(code),
+            "signal": whole(signal),
             "account": words.get("Account"),
             "partition": words.get("Partition"),
             "array": words.get("ArrayJobId"),
@@ -157,6 +163,10 @@ def read_sinfo(data: bytes, path: str, assume: Assume) -> Imported:
     else:
         names = []
     at = _named(names) if names else _recognise([cells for _, cells in rows], path, found)
+    if lost := {"node", "state"} - set(at):
+        raise CorruptInput(
+            f"no column of {' and '.join(sorted(lost))}s", path=path, next_step="sinfo -N -o '%N|%G|%T', or --fields"
+        )
     seen: set[str] = set()
     result: list[dict[str, object]] = []
     for line, cells in rows:

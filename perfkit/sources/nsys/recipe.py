@@ -26,6 +26,12 @@ _COLUMNS = {
 }  # fmt: skip
 
 
+_LACKS = (
+    "nvtx_gpu_proj_trace alone: ranges and their device work, but no kernels; "
+    "give the report's `nsys export --type sqlite` for those"
+)
+
+
 def _find(tables: Tables) -> dict[str, dict[str, str]]:
     """Map each projection table to (column as stored -> our name); columns may carry a unit."""
     found = {}
@@ -57,7 +63,7 @@ def make_parts(ranks: list[int | None]) -> list[PartInfo]:
     for rank in ranks:
         known = rank is not None and 0 <= rank < 1 << 31
         part = PartInfo(rank=rank if known else None, rank_source="nsys recipe" if known else None, source="nsys")
-        part.note("missing_table", 1, "nvtx_gpu_proj_trace alone: ranges and their device work, but no kernels")
+        part.note("missing_table", 1, _LACKS)
         part.note("no_base_time", 1, "times count from the start of the recording")
         parts.append(part)
     return parts

@@ -1,0 +1,155 @@
+"""What happened on the nodes of one run, and which of its steps it slowed.
+
+    check_run(store, "llama-8b") -> RunHealth: one row per event, the dearest first
+
+Events are the rows of `health_events` (XIDs, ECC, links, lost GPUs) and the times at which the run's own counters
+say that heat or hardware held a clock down (perfkit.goodput.throttle.clock_events). An event is joined to the steps of
+its node's ranks that it overlaps; slow is definition 19. That a step was slow meanwhile is no proof of the cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from perfkit.errors import UsageError
+from perfkit.goodput.health_fleet import slowed_steps
+from perfkit.goodput.health_node import HARMLESS_XIDS
+from perfkit.goodput.throttle import clock_events
+from perfkit.schema import HEALTH_EVENTS
+from perfkit.store import RunSummary, Store
+
+AROUND_NS = 60 * 10**9
+"""Events this long before the first step and after the last one still belong to the run: an XID may end it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEvent:
+    """One event on a node of the run."""
+
+    node: str
+    device: int | None
+    kind: str
+    code: int | None
+    detail: str | None
+    time_ns: int
+    end_ns: int | None
+    attempt: int
+    steps_slowed: int
+    """Different steps that were slow on a rank of that node."""
+    ranks: list[int]
+    excess_ns: int
+    """What the slow steps took beyond the median, each counted once, by its slowest rank."""
+    first_step: int | None
+    last_step: int | None
+
+
+@dataclass
+class RunHealth:
+    """Events of a run, and what was read to find them."""
+
+    cluster: str
+    run: str
+    events: list[RunEvent] = field(default_factory=list)
+    steps: int = 0
+    samples: int = 0
+    synthetic: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def severity(self) -> str:
+        """`fault` for an XID that is not harmless or a lost GPU, else `warning` if a step was slowed."""
+        bad = (e.kind == "lost" or (e.kind == "xid" and e.code not in HARMLESS_XIDS) for e in self.events)
+        return "fault" if any(bad) else "warning" if any(e.steps_slowed for e in self.events) else "ok"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return {"severity": self.severity, **asdict(self)}
+
+
+def check_run(store: Store, run: str, *, cluster: str | None = None) -> RunHealth:
+    """Join the events on a run's nodes to its steps; `run` is an id, or cluster/id."""
+    head, _, name = run.rpartition("/")
+    attempts = store.runs(cluster=cluster or head or None, run=name)
+    if not attempts:
+        there = sorted({f"{one.cluster}/{one.run}" for one in store.runs()})
+        raise UsageError(f"{store.uri} has no run {run!r}", next_step=f"it has {', '.join(there[:8]) or 'none'}")
+    if len({one.cluster for one in attempts}) > 1:
+        named = ", ".join(sorted({one.cluster for one in attempts}))
+        raise UsageError(f"{run!r} is a run of several clusters: {named}", next_step="say which with --cluster")
+    health = RunHealth(attempts[0].cluster, name, synthetic=any(one.synthetic for one in attempts))
+    recorded = store.read("health_events")
+    recorded = recorded.filter(pc.equal(recorded["cluster"], health.cluster))
+    for one in attempts:
+        _check_attempt(store, one, recorded, health)
+    health.events.sort(key=lambda event: (-event.excess_ns, event.time_ns))
+    if not health.samples:
+        health.notes.append("no GPU counters: nothing is known of its clocks")
+    if not health.steps:
+        health.notes.append("no steps on record: events cannot be joined to them")
+    return health
+
+
+def _check_attempt(store: Store, one: RunSummary, recorded: pa.Table, health: RunHealth) -> None:
+    """Add the events of one attempt."""
+    read = partial(store.read, cluster=one.cluster, run=one.run, attempt=one.attempt)
+    ranks: dict[str, set[int]] = {}
+    for commit in store.committed(one.cluster, one.run, one.attempt):
+        if commit.host:
+            ranks.setdefault(commit.host, set()).add(commit.rank)
+    steps = read("steps", columns=["rank", "step", "start_ns", "end_ns"]) if one.rows.get("steps") else None
+    clocks = HEALTH_EVENTS.empty()
+    if one.rows.get("counters"):
+        counters = read("counters", filter=pc.field("device").is_valid())
+        health.samples += len(counters)
+        clocks = clock_events(counters, cluster=one.cluster)
+    names = HEALTH_EVENTS.names
+    events = pa.concat_tables([recorded.select(names), clocks.select(names)]).unify_dictionaries()
+    events = _within(events, list(ranks), _bounds(one, steps))
+    if steps is None or not len(events):
+        health.steps += 0 if steps is None else len(pc.unique(steps["step"]))
+        slowed: list[dict[str, Any]] = []
+    else:
+        health.steps += len(pc.unique(steps["step"]))
+        slowed = slowed_steps(events, steps, ranks).to_pylist()
+    mine: dict[int, list[dict[str, Any]]] = {}
+    for row in slowed:
+        mine.setdefault(row["event"], []).append(row)
+    for place, event in enumerate(events.to_pylist()):
+        health.events.append(_event(event, one.attempt, mine.get(place, [])))
+
+
+def _event(event: dict[str, Any], attempt: int, slowed: list[dict[str, Any]]) -> RunEvent:
+    dearest: dict[int, int] = {}
+    for row in slowed:
+        dearest[row["step"]] = max(dearest.get(row["step"], 0), row["excess_ns"])
+    return RunEvent(
+        **{name: event[name] for name in ("node", "device", "kind", "code", "detail", "time_ns", "end_ns")},
+        attempt=attempt, steps_slowed=len(dearest), ranks=sorted({row["rank"] for row in slowed}),
+        excess_ns=sum(dearest.values()), first_step=min(dearest, default=None), last_step=max(dearest, default=None),
+    )  # fmt: skip
+
+
+def _bounds(one: RunSummary, steps: pa.Table | None) -> tuple[int, int] | None:
+    """Return from when to when the attempt ran, as far as anybody knows."""
+    first, last = [one.start_ns], [one.end_ns]
+    if steps is not None and len(steps):
+        first.append(pc.min(steps["start_ns"]).as_py())
+        last.append(pc.max(steps["end_ns"]).as_py())
+    starts, ends = [t for t in first if t is not None], [t for t in last if t is not None]
+    return (min(starts) - AROUND_NS, max(ends) + AROUND_NS) if starts and ends else None
+
+
+def _within(events: pa.Table, nodes: list[str], bounds: tuple[int, int] | None) -> pa.Table:
+    """Return the events on these nodes in this time."""
+    if bounds is None or not nodes:
+        return events.slice(0, 0)
+    start = np.asarray(events["time_ns"].to_numpy())
+    end = np.asarray(pc.coalesce(events["end_ns"], events["time_ns"]).to_numpy())
+    here = np.asarray(pc.is_in(events["node"].cast(pa.utf8()), pa.array(nodes, pa.utf8())))
+    return events.filter(pa.array(here & (start <= bounds[1]) & (end >= bounds[0])))
