@@ -77,8 +77,11 @@ def _sample(line: str, number: int, found: Imported) -> dict[str, Any] | None:
     try:
         value = float(match["value"])
         time = None if match["time"] is None else round(float(match["time"]) * 1e6)
-    except ValueError:
+    except (ValueError, OverflowError):
         found.reject(number, f"no number: {match['value'][:40]}")
+        return None
+    if time is not None and abs(time) >= 2**63:
+        found.reject(number, f"no time: {match['time'][:40]}")
         return None
     if labels is None:
         found.reject(number, f"labels cannot be read: {line.strip()[:80]}")

@@ -97,10 +97,12 @@ def _jobs(table: pa.Table, assume: Assume, found: Imported) -> pa.Table:
         start = times("time")
         found.assumed.append(f"{at['time']} is taken for the start of a job")
     duration = column("duration")
+    odd = None
     if at["end"] is None and duration is not None:
         ns = pc.multiply(_numbers(duration), float(SECOND))
         end = pc.add(start, pc.cast(pc.round(ns), pa.int64()))
-    gpus = pc.cast(_numbers(column("gpus")), pa.int32(), safe=False) if at["gpus"] else pa.nulls(len(table), pa.int32())
+        odd = pc.and_(pc.is_null(ns), pc.not_equal(pc.utf8_trim_whitespace(duration.combine_chunks()), ""))
+    gpus = _whole(column("gpus")) if at["gpus"] else pa.nulls(len(table), pa.int32())
     job = column("job")
     found.assumed.append(f"times are {assume.timezone}")
     if job is None:
@@ -117,7 +119,7 @@ def _jobs(table: pa.Table, assume: Assume, found: Imported) -> pa.Table:
         "start_ns": start,
         "end_ns": end,
         "gpus": gpus,
-        "num_nodes": None if at["nodes"] is None else pc.cast(_numbers(column("nodes")), pa.int32(), safe=False),
+        "num_nodes": None if at["nodes"] is None else _whole(column("nodes")),
         "state": state,
         "cause": None if state is None else by_value(state, cause_of_state, pa.utf8()),
         "partition": cluster,
@@ -125,17 +127,25 @@ def _jobs(table: pa.Table, assume: Assume, found: Imported) -> pa.Table:
         * len(table),
     }
     jobs = conform(JOBS, pa.table({name: values for name, values in columns.items() if values is not None}))
-    return _drop_nonsense(jobs, found)
+    return _drop_nonsense(jobs, odd, found)
 
 
 def _numbers(column: Any) -> Any:
     values = column.combine_chunks()
     good = pc.match_substring_regex(values, r"^\s*-?\d+(\.\d*)?([eE][-+]?\d+)?\s*$")
-    return pc.cast(pc.utf8_trim_whitespace(pc.if_else(good, values, pa.scalar(None, pa.utf8()))), pa.float64())
+    numbers = pc.cast(pc.utf8_trim_whitespace(pc.if_else(good, values, pa.scalar(None, pa.utf8()))), pa.float64())
+    return pc.if_else(pc.less(pc.abs(numbers), 2.0**31), numbers, pa.scalar(None, pa.float64()))
 
 
-def _drop_nonsense(jobs: pa.Table, found: Imported) -> pa.Table:
-    bad = {
+def _whole(column: Any) -> Any:
+    """Return counts; a fraction is none."""
+    numbers = _numbers(column)
+    return pc.cast(pc.if_else(pc.equal(numbers, pc.floor(numbers)), numbers, pa.scalar(None, pa.float64())), pa.int32())
+
+
+def _drop_nonsense(jobs: pa.Table, odd_duration: Any, found: Imported) -> pa.Table:
+    bad = {} if odd_duration is None else {"duration is no number of seconds": odd_duration}
+    bad |= {
         "no start": pc.is_null(jobs["start_ns"]),
         "ends before it starts": pc.fill_null(pc.less(jobs["end_ns"], jobs["start_ns"]), False),
         "GPUs are not a number of 0 or more": pc.or_(
