@@ -78,7 +78,10 @@ def check_run(store: Store, run: str, *, cluster: str | None = None) -> RunHealt
     attempts = store.runs(cluster=cluster or head or None, run=name)
     if not attempts:
         there = sorted({f"{one.cluster}/{one.run}" for one in store.runs()})
-        raise UsageError(f"{store.uri} has no run {run!r}", next_step=f"it has {', '.join(there[:8]) or 'none'}")
+        raise UsageError(
+            f"{store.uri} has no steps, counters or phases of a run {run!r}",
+            next_step=f"it has those of {', '.join(there[:8]) or 'none'}",
+        )
     if len({one.cluster for one in attempts}) > 1:
         named = ", ".join(sorted({one.cluster for one in attempts}))
         raise UsageError(f"{run!r} is a run of several clusters: {named}", next_step="say which with --cluster")
