@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 IN_CI = bool(os.environ.get("PERFKIT_CI"))
 """Set by .ci/run: a browser or server that is missing there is a failure, not a skip."""
+
+# no deadlines: a loaded machine is not a bug; CI tries the same examples every time, developers new ones
+hypothesis.settings.register_profile("developer", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if IN_CI else "developer")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

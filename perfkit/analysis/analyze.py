@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
@@ -151,12 +151,17 @@ def analyze(
         planned: list[StoredRank] | list[PlannedInput]
         if lake is not None and stored is not None:
             planned = plan_run(lake, stored, wanted)
+            if not planned:
+                _nothing_stored(stored, wanted)
             inputs = [commit.fingerprint for commit in lake.committed(*stored.key)]
         else:
             planned = plan_inputs(given, Path(spool), results[0].rejected)
             inputs = [one.input.fingerprint for one in planned]
             if wanted is not None:
+                there = {part.rank for one in planned for part in one.parts}
                 planned = [one for one in planned if wanted & {part.rank for part in one.parts}]
+                if there and not planned:
+                    raise UsageError(f"no trace of ranks {_shown(wanted)}; there are {_shown(there)}")
         records = recorded_steps(lake, key) if lake is not None and key is not None else None
         tasks = [_Task(one, options, wanted, records) for one in planned]
         small = sum(task.size_bytes for task in tasks) < WORKERS_PAY_BYTES
@@ -172,6 +177,23 @@ def analyze(
         asked = {**question, "window": window, "steps": (first_step, last_step), "ranks": sorted(wanted or ())}
         write_report(report, lake, key, id=analysis_id(inputs, asked), model=model)
     return report
+
+
+def _shown(ranks: Iterable[int]) -> str:
+    from perfkit.report.format import ranges
+
+    return ranges(sorted(ranks))
+
+
+def _nothing_stored(run: RunSummary, wanted: frozenset[int] | None) -> NoReturn:
+    """Say why a run of a store cannot be analysed."""
+    name = f"{run.key.cluster}/{run.key.run}"
+    if wanted is not None and run.ranks and not wanted & set(run.ranks):
+        raise UsageError(f"{name} has no ranks {_shown(wanted)}; there are {_shown(run.ranks)}")
+    raise UsageError(
+        f"{name} holds no trace events, only what was recorded or computed from them",
+        next_step=f"add its traces with `perfkit ingest TRACES --store DIR --run {run.key.run}`",
+    )
 
 
 def _find_stored(

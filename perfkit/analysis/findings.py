@@ -6,7 +6,8 @@ A rule is a function from Facts to a Finding or None; `RULES` lists them all, an
 costs nothing. Points are those of ladder A: the share of GPU time that the finding could give back, by the rank
 that sets the pace (perfkit.analysis.facts). A finding whose gain cannot be told has null points and comes last,
 unless it puts all others in doubt.
-A finding that says who or where (a straggler) comes after one that says why, if that explains half of it or more.
+A finding that says who or where (a straggler) comes after one that says why, if that explains half of it or more, or
+is what the straggler's own lateness is made of: then the cause weighs what the straggler costs.
 Points of different findings may overlap: a slow step and the data that it waited for are the same time.
 """
 
@@ -33,7 +34,9 @@ def find(facts: Facts) -> pa.Table:
     """Apply all rules and rank what they find."""
     found = [finding for rule in RULES if (finding := rule(facts)) is not None]
     causes = [f.points for f in found if f.cause and f.points is not None]
-    found.sort(key=lambda f: (not f.first, f.points is None, -_weight(f, causes), not f.cause, f.id))
+    ids = {f.id for f in found}
+    whole: dict[str | None, float] = {f.because: f.points or 0.0 for f in found if f.because in ids}
+    found.sort(key=lambda f: (not f.first, f.points is None, -_weight(f, causes, whole), not f.cause, f.id))
     rows: list[dict[str, object]] = [
         {
             "position": i, "id": f.id, "title": f.title, "points": f.points,
@@ -44,9 +47,11 @@ def find(facts: Facts) -> pa.Table:
     return table_from_rows(FINDINGS, rows)
 
 
-def _weight(finding: Finding, causes: list[float]) -> float:
-    """Return what a finding is ranked by: its points, or those of the cause that explains it."""
-    points = finding.points or 0.0
+def _weight(finding: Finding, causes: list[float], whole: dict[str | None, float]) -> float:
+    """Return what a finding is ranked by: its points, those of the cause that explains it, or of what it explains."""
+    points = max(finding.points or 0.0, whole.get(finding.id, 0.0))
+    if finding.because in whole:
+        return points
     known = [value for value in causes if points / 2 <= value < points]
     return max(known) if known and not finding.cause else points
 

@@ -39,6 +39,11 @@ _ADVICE = {
     "host: gc": "Python collects garbage there: call gc.freeze() and collect on all ranks in the same step",
 }
 """By the cause that perfkit.analysis.stragglers found."""
+_BECAUSE = {
+    "compute": "slow_rank", "host: data_loader": "data_bound", "host: checkpoint": "checkpoint_stall",
+    "host: allocator": "allocator_churn", "host: sync": "sync_points",
+}  # fmt: skip
+"""The finding that says why, by the same causes."""
 
 
 def culprit(job: JobResults, points: Callable[[float], float], num_devices: int) -> dict[str, Any] | None:
@@ -80,7 +85,7 @@ def straggler(facts: Facts) -> Finding | None:
             "gain_ms_per_step": ms(found["recoverable_ns"] / max(steps, 1)), "steps_first": found["steps_first"],
             "steps": steps, "clock_uncertainty_us": None if job.view.clock.u_ns is None else job.view.clock.u_ns / 1e3,
         },
-        cause=False,
+        cause=False, because=_BECAUSE.get(cause) or ("host_bound" if cause.startswith("host") else None),
     )  # fmt: skip
 
 

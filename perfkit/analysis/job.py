@@ -28,6 +28,7 @@ from perfkit.analysis.intervals import Ints
 from perfkit.analysis.layout import Layout
 from perfkit.analysis.links import group_links, link_efficiency
 from perfkit.analysis.matching import Matched, match_calls
+from perfkit.analysis.matching_check import without_impossible
 from perfkit.analysis.parallelism import infer_layout
 from perfkit.analysis.timeline import Mask, ints
 
@@ -97,12 +98,14 @@ def view_job(
     calls = _sorted(_joined([part.calls for part in parts], CALLS), ("rank", "segment", "device", "call"))
     exposed = _joined([part.exposed for part in parts], EXPOSED)
     matched = match_calls(calls, ranks, world_size)
+    clock = align_clocks(calls, matched.instance, where)
+    if (better := without_impossible(calls, matched, clock)) is not None:
+        matched, clock = better, align_clocks(calls, better.instance, where)
     notes = [*_doubts(ranks, world_size, matched.groups), *_uneven_steps(parts)]
     layout = infer_layout(matched.groups, calls, world_size=world_size, ranks=ranks, mesh=mesh, gid=matched.gid)
     groups = matched.groups.set_column(
         matched.groups.column_names.index("role"), "role", pa.array(layout.roles, pa.utf8())
     )
-    clock = align_clocks(calls, matched.instance, where)
     split = split_calls(calls, matched, clock, _pipeline(calls, matched, layout))
     pieces = label_exposed(calls, split, exposed)
     blame = assign_blame(

@@ -214,7 +214,7 @@ def _divide(found: Found, usage: Usage, world_size: int | None) -> None:
         guesses = [guess if guess == "fsdp" else "dp" for guess in guesses]
     axis = next((guess for wanted in ("fsdp", "tp", "dp") for guess in guesses if guess == wanted), None)
     if axis is None:
-        why = "what the default group carries does not tell" if world else "no process groups are recorded:"
+        why = "what the default group carries does not tell" if world else "no recorded process group tells"
         found.notes.append(f"{why} how the job is split; say it with --mesh")
         return
     found.degrees[axis], found.evidence[axis] = world_size, "ops"

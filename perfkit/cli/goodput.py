@@ -92,6 +92,8 @@ def _plan(args: argparse.Namespace) -> dict[str, Any]:
     if args.save_seconds is None or args.restart_seconds is None:
         raise UsageError("--plan needs --save-seconds and --restart-seconds")
     if args.mttf_hours is not None:
+        if not args.mttf_hours > 0:
+            raise UsageError(f"--mttf-hours must be more than 0, is {args.mttf_hours:g}")
         mttf_s = args.mttf_hours * 3600
     elif args.gpus and args.failures_per_1000_node_days:
         mttf_s = mttf_of_run(args.gpus / args.gpus_per_node, args.failures_per_1000_node_days)

@@ -26,7 +26,8 @@ REASONS = {
     " look at its host (Python stack, GIL, data, I/O)",
     "stuck": "enqueued {op} #{seq} in group {group} and did not complete it, while others did:"
     " look at its GPU (XID, dmesg, a kernel that spins)",
-    "no dump": "left no dump, and others wait for it in group {group}: look whether the process or node still lives",
+    "no dump": "left no dump that can be read, and others wait for it in group {group}:"
+    " look whether the process or node still lives",
     "unanswered": "has not posted the other end of a {op} in group {group}: look at its host",
     "mismatch": "called something else than the rest of group {group}: look for a branch that only some ranks take",
     "undecided": "is a member of group {group}, whose {op} #{seq} all ranks entered and none left:"
@@ -100,8 +101,8 @@ def as_json(hang: Hang, recording: Recording) -> dict[str, Any]:
 
 
 def _print_text(hang: Hang, recording: Recording) -> None:
-    missing = f", {len(hang.ranks_missing)} left none: {_ranks(hang.ranks_missing)}" if hang.ranks_missing else ""
-    print(f"{len(hang.ranks_present)} ranks left a dump{missing}")
+    missing = f", {len(hang.ranks_missing)} did not: {_ranks(hang.ranks_missing)}" if hang.ranks_missing else ""
+    print(f"{len(hang.ranks_present)} ranks left a dump that can be read{missing}")
     for error in recording.rejected:
         print(f"not used: {error}", file=sys.stderr)
     if not hang.suspects:

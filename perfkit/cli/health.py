@@ -196,12 +196,12 @@ def _print_run(health: RunHealth) -> None:
         when = datetime.fromtimestamp(event.time_ns / 1e9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
         what = f"XID {event.code}" if event.kind == "xid" else f"{event.kind} {event.detail or ''}".strip()
         where = event.node + (f" GPU {event.device}" if event.device is not None else "")
-        lasted = "" if event.end_ns is None else f" for {(event.end_ns - event.time_ns) / 1e9:.1f} s"
+        lasted = "" if event.end_ns is None else f" for {(event.end_ns - event.time_ns) / 1e9:,.1f} s"
         cost = "no slow step meanwhile"
         if event.steps_slowed:
             span = f"{event.first_step}" if event.steps_slowed == 1 else f"{event.first_step}–{event.last_step}"
             cost = (
-                f"{plural(event.steps_slowed, 'slow step')} ({span}), {event.excess_ns / 1e9:.3g} s beyond the median"
+                f"{plural(event.steps_slowed, 'slow step')} ({span}), {event.excess_ns / 1e9:,.1f} s beyond the median"
             )
         print(f"  {when}Z  {clean(where)}  {clean(what)}{lasted}: {cost}")
     if len(health.events) > EVENTS_SHOWN:

@@ -118,6 +118,8 @@ def _count(number: int, noun: str) -> str:
 
 def _ranks(report: IngestReport) -> str:
     have = len(report.ranks)
+    if report.world_size and have > report.world_size:  # several jobs under one path
+        return f"{_count(have, 'rank')} although a job of {report.world_size} is named"
     return f"{have} of {report.world_size} ranks" if report.world_size else _count(have, "rank")
 
 

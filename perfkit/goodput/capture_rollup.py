@@ -21,12 +21,16 @@ import pyarrow.compute as pc
 from perfkit.errors import StoreError
 from perfkit.goodput.account import account
 from perfkit.goodput.gpu_days import gpu_days
+from perfkit.goodput.health_node import HARMLESS_XIDS
 from perfkit.goodput.rollup import DAY_NS, find_interruptions, rollup_run
 from perfkit.goodput.summary import date_of
 from perfkit.goodput.timeline import Timeline
 from perfkit.schema import JOB_NODES, LIFECYCLE, TABLES, table_from_rows
 from perfkit.store import RunSummary, Store
 
+BLAME_BEFORE_NS = 300 * 10**9
+BLAME_AFTER_NS = 60 * 10**9
+"""A node is blamed for an interruption if its board broke this long before it, or after: the last word may be late."""
 TIMES = {"run_rollup": "start_ns", "interruptions": "time_ns", "job_nodes": "start_ns", "gpu_rollup": "start_ns"}
 
 
@@ -146,6 +150,7 @@ def job_nodes(store: Store, attempts: list[RunSummary], line: Timeline) -> pa.Ta
     """Return one row per attempt and node; the pace is known where the run was analysed."""
     rows = []
     where = line.allocations
+    blamed = _blamed(store, attempts[0].cluster, line)
     for one in attempts:
         commits = store.committed(one.cluster, one.run, one.attempt)
         ranks: dict[str, list[int]] = {}
@@ -175,10 +180,31 @@ def job_nodes(store: Store, attempts: list[RunSummary], line: Timeline) -> pa.Ta
                     "own_ns": mine_ns,
                     "slowdown": mine_ns / float(np.median(others)) if mine_ns and others else None,
                     "slowdown_basis": "own_work" if mine_ns else None,
+                    "interrupted": (one.attempt, host) in blamed or None,
                     "synthetic": one.synthetic or None,
                 }
             )
     return table_from_rows(JOB_NODES, rows)
+
+
+def _blamed(store: Store, cluster: str, line: Timeline) -> set[tuple[int, str]]:
+    """Return (attempt, node) where a board's XID or a lost GPU came just before an interruption."""
+    if not len(line.fault_time) or not len(line.allocations.start):
+        return set()
+    events = store.read("health_events", columns=["cluster", "node", "time_ns", "kind", "code"])
+    events = events.filter(pc.equal(events["cluster"], cluster))
+    bad = [
+        (row["time_ns"], row["node"])
+        for row in events.to_pylist()
+        if row["kind"] == "lost" or (row["kind"] == "xid" and row["code"] not in HARMLESS_XIDS)
+    ]
+    found = set()
+    for time in line.fault_time.tolist():
+        at = int(np.searchsorted(line.allocations.start, time, side="right")) - 1
+        if at >= 0:
+            near = {node for when, node in bad if time - BLAME_BEFORE_NS <= when <= time + BLAME_AFTER_NS}
+            found |= {(int(line.allocations.attempt[at]), node) for node in near}
+    return found
 
 
 def _own_work(store: Store, one: RunSummary) -> dict[int, int]:
@@ -228,7 +254,8 @@ def _days_written(store: Store) -> dict[tuple[str, str, str], set[str]]:
     found: dict[tuple[str, str, str], set[str]] = {}
     for name in ("run_rollup", "interruptions", "job_nodes"):
         rows = store.read(name, columns=["cluster", "run"], partitions=True)
-        pairs = rows.group_by(["cluster", "run", "date"]).aggregate([]).to_pylist() if len(rows) else []
+        one = rows.unify_dictionaries()  # each file has its own, and Arrow groups only by a common one
+        pairs = one.group_by(["cluster", "run", "date"]).aggregate([]).to_pylist() if len(rows) else []
         for row in pairs:
             found.setdefault((name, row["cluster"], row["run"]), set()).add(str(row["date"]))
     return found

@@ -98,7 +98,8 @@ def _repeated_xids(events: pa.Table) -> Iterator[FleetFinding]:
 
 def _per_gpu(gpu_rollup: pa.Table, *columns: str) -> pa.Table:
     """Sum columns per GPU over all days."""
-    return gpu_rollup.group_by(["cluster", "node", "device"]).aggregate([(column, "sum") for column in columns])
+    one = gpu_rollup.unify_dictionaries()  # each file has its own, and Arrow groups only by a common one
+    return one.group_by(["cluster", "node", "device"]).aggregate([(column, "sum") for column in columns])
 
 
 def _throttled(gpu_rollup: pa.Table) -> Iterator[FleetFinding]:
@@ -121,7 +122,11 @@ def _hot(gpu_rollup: pa.Table) -> Iterator[FleetFinding]:
     known = gpu_rollup.filter(pc.is_valid(gpu_rollup["temp_mean_celsius"]))
     if not known.num_rows:
         return
-    days = known.group_by(["cluster", "name", "node", "device"]).aggregate([("temp_mean_celsius", "mean")])
+    days = (
+        known.unify_dictionaries()
+        .group_by(["cluster", "name", "node", "device"])
+        .aggregate([("temp_mean_celsius", "mean")])
+    )
     groups: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
     for row in days.to_pylist():
         groups.setdefault((row["cluster"], row["name"]), []).append(row)

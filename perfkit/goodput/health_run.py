@@ -9,6 +9,7 @@ its node's ranks that it overlaps; slow is definition 19. That a step was slow m
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -39,9 +40,10 @@ class RunEvent:
     detail: str | None
     time_ns: int
     end_ns: int | None
-    attempt: int
+    attempts: list[int]
+    """Attempts that it touched."""
     steps_slowed: int
-    """Different steps that were slow on a rank of that node."""
+    """Steps that were slow on a rank of that node."""
     ranks: list[int]
     excess_ns: int
     """What the slow steps took beyond the median, each counted once, by its slowest rank."""
@@ -88,9 +90,16 @@ def check_run(store: Store, run: str, *, cluster: str | None = None) -> RunHealt
     health = RunHealth(attempts[0].cluster, name, synthetic=any(one.synthetic for one in attempts))
     recorded = store.read("health_events")
     recorded = recorded.filter(pc.equal(recorded["cluster"], health.cluster))
+    found: dict[tuple[Any, ...], list[tuple[int, dict[str, Any], list[dict[str, Any]]]]] = {}
     for one in attempts:
-        _check_attempt(store, one, recorded, health)
+        for event, slowed in _check_attempt(store, one, recorded, health):
+            key = tuple(event[name] for name in ("node", "device", "kind", "code", "time_ns"))
+            found.setdefault(key, []).append((one.attempt, event, slowed))
+    health.events = [_event(parts) for parts in found.values()]
     health.events.sort(key=lambda event: (-event.excess_ns, event.time_ns))
+    known, world = max(len(one.ranks) for one in attempts), max(one.world_size or 0 for one in attempts)
+    if known < world:
+        health.notes.append(f"records of {known} of {world} ranks: events on the nodes of the others are not seen")
     if not health.samples:
         health.notes.append("no GPU counters: nothing is known of its clocks")
     if not health.steps:
@@ -98,8 +107,10 @@ def check_run(store: Store, run: str, *, cluster: str | None = None) -> RunHealt
     return health
 
 
-def _check_attempt(store: Store, one: RunSummary, recorded: pa.Table, health: RunHealth) -> None:
-    """Add the events of one attempt."""
+def _check_attempt(
+    store: Store, one: RunSummary, recorded: pa.Table, health: RunHealth
+) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Yield each event of one attempt with the steps that were slow meanwhile."""
     read = partial(store.read, cluster=one.cluster, run=one.run, attempt=one.attempt)
     ranks: dict[str, set[int]] = {}
     for commit in store.committed(one.cluster, one.run, one.attempt):
@@ -114,27 +125,31 @@ def _check_attempt(store: Store, one: RunSummary, recorded: pa.Table, health: Ru
     names = HEALTH_EVENTS.names
     events = pa.concat_tables([recorded.select(names), clocks.select(names)]).unify_dictionaries()
     events = _within(events, list(ranks), _bounds(one, steps))
-    if steps is None or not len(events):
-        health.steps += 0 if steps is None else len(pc.unique(steps["step"]))
-        slowed: list[dict[str, Any]] = []
-    else:
+    slowed: list[dict[str, Any]] = []
+    if steps is not None:
         health.steps += len(pc.unique(steps["step"]))
         slowed = slowed_steps(events, steps, ranks).to_pylist()
     mine: dict[int, list[dict[str, Any]]] = {}
     for row in slowed:
         mine.setdefault(row["event"], []).append(row)
     for place, event in enumerate(events.to_pylist()):
-        health.events.append(_event(event, one.attempt, mine.get(place, [])))
+        yield event, mine.get(place, [])
 
 
-def _event(event: dict[str, Any], attempt: int, slowed: list[dict[str, Any]]) -> RunEvent:
-    dearest: dict[int, int] = {}
-    for row in slowed:
-        dearest[row["step"]] = max(dearest.get(row["step"], 0), row["excess_ns"])
+def _event(parts: list[tuple[int, dict[str, Any], list[dict[str, Any]]]]) -> RunEvent:
+    """Join what one event did to each attempt."""
+    event = parts[0][1]
+    dearest: dict[tuple[int, int], int] = {}
+    for attempt, _, slowed in parts:
+        for row in slowed:
+            key = attempt, row["step"]
+            dearest[key] = max(dearest.get(key, 0), row["excess_ns"])
+    steps = [step for _, step in dearest]
     return RunEvent(
         **{name: event[name] for name in ("node", "device", "kind", "code", "detail", "time_ns", "end_ns")},
-        attempt=attempt, steps_slowed=len(dearest), ranks=sorted({row["rank"] for row in slowed}),
-        excess_ns=sum(dearest.values()), first_step=min(dearest, default=None), last_step=max(dearest, default=None),
+        attempts=[attempt for attempt, _, _ in parts], steps_slowed=len(dearest),
+        ranks=sorted({row["rank"] for _, _, slowed in parts for row in slowed}), excess_ns=sum(dearest.values()),
+        first_step=min(steps, default=None), last_step=max(steps, default=None),
     )  # fmt: skip
 
 

@@ -123,7 +123,8 @@ def _visits(part: pa.Table) -> tuple[list[str], Visits]:
     number = {name: place for place, name in enumerate(names)}
     node = np.array([number[name] for name in part.column("node").cast(pa.utf8()).to_pylist()], np.int64)
     run_names = part.column("run").cast(pa.utf8()).to_pylist()
-    run_number = {name: place for place, name in enumerate(dict.fromkeys(run_names))}
+    distinct = list(dict.fromkeys(run_names))
+    run_number = {name: place for place, name in enumerate(distinct)}
     run = np.array([run_number[name] for name in run_names], np.int64)
     start = part.column("start_ns").to_numpy()
     end = part.column("end_ns").fill_null(0).to_numpy()
@@ -143,7 +144,7 @@ def _visits(part: pa.Table) -> tuple[list[str], Visits]:
     middle = np.where(measured > 0, slowdown[first + np.maximum(measured - 1, 0) // 2], math.nan)
     visits = Visits(
         node=node[first],
-        run=[list(run_number)[place] for place in run[first].tolist()],
+        run=[distinct[place] for place in run[first].tolist()],
         start_ns=np.minimum.reduceat(start, first),
         hours=np.add.reduceat((end - start) / HOUR_NS, first),
         slowdown=middle,

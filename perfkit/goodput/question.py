@@ -89,6 +89,8 @@ def _of_store(
             f"{store.uri} has no records of training",
             next_step="capture a run, or import a scheduler's dump with --import-to",
         )
+    if by == "partition":
+        raise UsageError("records of training do not know partitions", next_step="--by cluster, user or node")
     document = summarize_rollup(rollup, stops, by=by, price=price, job_nodes=nodes)
     clusters = store.read("cluster_rollup") if not names else None
     runs = _runs(rollup)

@@ -72,8 +72,9 @@ def throttle_days(counters: pa.Table, reference_hertz: Mapping[str, float]) -> p
 def clock_events(counters: pa.Table, *, cluster: str) -> pa.Table:
     """Return the intervals in which hardware or thermal reasons held a GPU's clock down, one row each."""
     known = counters.filter(pc.and_(pc.equal(counters["name"], CLOCK_REASONS), pc.is_valid(counters["host"])))
-    place = known.group_by(["uuid", "host", "device"]).aggregate([]).to_pylist()
-    where = {row["uuid"]: (row["host"], row["device"]) for row in place}
+    names = pa.table({name: known[name].cast(pa.utf8()) for name in ("uuid", "host")})
+    place = names.append_column("device", known["device"]).group_by(["uuid", "host", "device"]).aggregate([])
+    where = {row["uuid"]: (row["host"], row["device"]) for row in place.to_pylist()}
     rows: list[dict[str, Any]] = []
     for uuid, (time_ns, values) in _series(known, CLOCK_REASONS).items():
         bits = values.astype(np.int64) & THERMAL

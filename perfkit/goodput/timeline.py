@@ -190,7 +190,8 @@ class Timeline:
                 self.notes.append(f"attempt {attempt}: no record says how many GPUs; counted as 1")
             said = mine & (kinds == "allocated")
             first, last = min(times), max(times)
-            over = (kinds[mine] == "end").any() or attempt != every[-1]
+            died = max(start[mine & (kinds == "fault")].tolist(), default=-1) >= last
+            over = (kinds[mine] == "end").any() or attempt != every[-1] or died
             if said.any():
                 first = int(start[said].min())
                 if (end[said] >= 0).all():

@@ -71,3 +71,20 @@ def test_imbalance_is_the_heaviest_rank_over_the_mean_sent_or_received():
     sent, received = np.array([10, 10, 10, 30, 5, 5]), np.array([15, 15, 15, 15, -1, 5])
     assert imbalance(np.array([0, 4]), sent, received).tolist() == [2.0, 1.0]
     assert np.isnan(imbalance(np.array([0]), np.array([-1, 3]), np.array([-1, 3]))).all()
+
+
+@pytest.mark.parametrize(
+    ("op", "in_bytes", "out_bytes", "size", "expected"),
+    [
+        ("all_gather", 64, -1, 8, 512),  # the shapes of an op tell what goes in
+        ("reduce_scatter", -1, 64, 8, 512),  # NCCL's payloads tell what comes out
+        ("all_gather", 64, 512, 8, 512),
+        ("reduce_scatter", 512, -1, 8, 512),
+        ("all_reduce", 64, -1, 8, 64),
+        ("all_gather", 64, -1, -1, -1),  # of how many is not known
+        ("all_gather", -1, -1, 8, -1),
+    ],
+)
+def test_the_larger_buffer_counts_even_if_only_the_smaller_is_known(op, in_bytes, out_bytes, size, expected):
+    found = message_bytes(np.array([0]), [op], np.array([size]), np.array([in_bytes]), np.array([out_bytes]))
+    assert found.tolist() == [expected]

@@ -159,6 +159,20 @@ def test_ncclgroups_of_an_nsys_export_are_rows_of_their_kernel():
     assert row["group"] == f"comm {2**63 + 5:#x}"
 
 
+@pytest.mark.parametrize(
+    ("name", "in_bytes", "out_bytes"), [("ncclAllGather", 4096, None), ("ncclReduceScatter", None, 4096)]
+)
+def test_payloads_of_nccl_give_what_one_rank_contributes(name, in_bytes, out_bytes):
+    events = [
+        event(0, "user_annotation", name, 100, 60),
+        event(1, "cuda_runtime", "cudaLaunchKernel", 150, 5, correlation=7),
+        event(2, "kernel", "ncclDevKernel_Generic(...)", 200, 50, correlation=7),
+    ]
+    args = [{"event_id": 0, "message_bytes": 4096, "comm_id": 5, "group_size": 8}]
+    (row,) = calls_of(tables_of(events, args))
+    assert (row["in_bytes"], row["out_bytes"]) == (in_bytes, out_bytes)
+
+
 def test_old_record_param_comms_carry_number_and_group_in_their_values():
     events = [
         event(0, "cpu_op", "c10d::allreduce_", 90, 60), event(1, "cpu_op", "record_param_comms", 100, 40),

@@ -176,3 +176,32 @@ def test_a_jump_is_said_with_its_size():
     assert any("jumps" in note and "+8.000 ms" in note for note in clocks.notes)
     assert clocks.u_ns is not None
     assert clocks.u_ns < 1_000
+
+
+def jumping(rank: int, hosts: dict[int, str | None], by: int = 50_000_000) -> Clocks:
+    """Return the clocks of a job of which one rank's time stamps step half way."""
+    rows = []
+    for row in job_of(dict.fromkeys(hosts, 0), number=30).to_pylist():
+        late = row["rank"] == rank and row["step"] >= 15
+        rows.append({**row, **{n: row[n] + (by if late else 0) for n in ("start_ns", "end_ns")}})
+    calls = calls_table(rows)
+    return align_clocks(calls, match_calls(calls, list(hosts), len(hosts)).instance, hosts)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_rank_that_jumps_inside_its_host_gets_a_clock_of_its_own(ranks):
+    clocks = jumping(1, dict.fromkeys(range(ranks), "a"))
+    assert any("jumps" in note and "50.000 ms" in note for note in clocks.notes)
+    assert clocks.corrections == {}
+    moments = EPOCH + np.array([1_000_000, 29_000_000])
+    other = clocks.align(np.array([0, 0]), moments)
+    mine = clocks.align(np.array([1, 1]), moments + np.array([0, 50_000_000]))
+    assert np.abs(mine - other).max() < 2_000
+    assert clocks.u_ns is not None
+    assert clocks.u_ns < 2_000
+
+
+def test_a_rank_that_is_off_all_the_time_does_not_jump():
+    clocks = aligned({0: 0, 1: 0, 2: 3_600_000_000_000, 3: 0}, dict.fromkeys(range(4), "a"), number=30)
+    assert len(clocks.hosts) == 1
+    assert any("of rank 2 differ" in note and "3,600 s" in note for note in clocks.notes)

@@ -124,3 +124,20 @@ def test_a_rank_without_a_device_blames_its_main_thread() -> None:
 def test_events_that_overhang_their_parent_do_not_break_the_sum() -> None:
     rows = [op(90 * US, 150 * US, "a"), op(120 * US, 160 * US, "b"), op(155 * US, 199 * US, "c")]
     assert sum(us for _, _, us in culprits(*rows, event("cpu_op", "d", 100 * US, 100 * US, pid=1, tid=1))) == 100
+
+
+def test_calls_that_emit_nvtx_numbers_are_one_place_and_ops() -> None:
+    rows = [
+        span(100 * US, 130 * US, "aten::mul, seq = 7, op_id = 9"),
+        span(130 * US, 160 * US, "aten::mul, seq = 8, op_id = 11, sizes = [[2, 3], [2, 3]]"),
+        span(160 * US, 200 * US, "aten::copy_, op_id = 12"),
+        call(170 * US, 190 * US, None, "cudaMalloc"),
+    ]
+    assert culprits(*rows) == [
+        ("allocator", "cudaMalloc in aten::copy_", 20), ("framework", "aten::copy_", 20), ("framework", "aten::mul", 60)
+    ]  # fmt: skip
+
+
+def test_a_range_with_a_comma_keeps_its_name() -> None:
+    name = "load, then sort: seq=7"
+    assert culprits(span(0, 250 * US, name)) == [("python", name, 100)]

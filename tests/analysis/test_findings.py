@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from test_kernels import shapes, tables
 from test_waterfall import H100, NANOGPT, QWEN, TRACELENS, simulated
@@ -18,6 +20,7 @@ from perfkit.analysis.findings import RULES
 from perfkit.report.report import Report
 from perfkit.schema import FINDINGS, conform
 from perfkit.simulate import Job, Mesh, parse_fault
+from perfkit.simulate.simulation import simulate
 
 KINETO = "pytorch__kineto/tb_plugin/samples"
 PUZZLERS = "anupambhatnagar__GPUPuzzlers"
@@ -339,3 +342,21 @@ def test_with_an_mfu_a_finding_says_what_would_be_reached() -> None:
     found = simulated(job, model=spec, tokens_per_step=job.tokens_per_step)
     row, mfu = finding(found, "recompute"), found.summary["mfu"]["value"]
     assert row["evidence"]["mfu_without_it"] == pytest.approx(mfu / (1 - row["points"] / 100))
+
+
+def test_a_trace_of_the_device_alone_is_not_a_profiler_that_lost_launches() -> None:
+    sim = simulate(Job(mesh=Mesh(), steps=3), flows=False)
+    events = sim.tables(0)["events"]
+    device = events.filter(pc.is_in(events["category"].cast(pa.utf8()), pa.array(["kernel", "gpu_memcpy"])))
+    found = analyze_tables({"events": device}, synthetic=True)
+    assert found.summary["quality"]["launches_missing"] == len(device)
+    assert "profiler_distortion" not in ids(found)
+
+
+def test_a_sync_on_one_rank_comes_before_the_straggler_that_it_makes() -> None:
+    """The sync itself costs 3 points, and the rank that launches late after each of them much more."""
+    job = Job(mesh=Mesh(dp=4), steps=3, layers=4, hidden=1024, ffn=3072, seq_len=1024, micro_batch=1, micro_batches=8,
+              seed=104, faults=(parse_fault("sync-point:1"),))  # fmt: skip
+    first, second = simulated(job).summary["findings"][:2]
+    assert (first["id"], second["id"]) == ("sync_points", "straggler")
+    assert second["points"] > first["points"]

@@ -144,8 +144,13 @@ for _ in range(600):  # what is complete is noted by another thread
     if pickle.loads(_dump_fr_trace())["pg_status"]["0"]["last_completed_collective"] >= 3:
         break
     time.sleep(0.1)
-with open(sys.argv[3] + f"/_dump_{rank}", "wb") as file:
+with open(sys.argv[2] + f"_{rank}", "wb") as file:
     file.write(_dump_fr_trace())
+os.rename(file.name, sys.argv[3] + f"/_dump_{rank}")
+for _ in range(1800):  # who leaves first breaks the connection, and the others fail instead of hanging
+    if len(os.listdir(sys.argv[3])) == 3:
+        break
+    time.sleep(0.1)
 os._exit(0)
 """
 

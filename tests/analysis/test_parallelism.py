@@ -183,7 +183,7 @@ def test_no_groups_at_all_is_not_known_and_said():
     assert layout.degrees == {}
     assert layout.role_of[3] is None
     assert layout.text is None
-    assert any("no process groups are recorded" in note for note in layout.notes)
+    assert any("no recorded process group tells" in note for note in layout.notes)
 
 
 def reduces(sizes, ops=("all_reduce",), steps=1):

@@ -51,7 +51,7 @@ def assert_sums(found: Report) -> None:
     assert job["wait_caused_ns"] == sum(row["wait_caused_ns"] or 0 for row in summary["ranks"])
     rows = summary["collectives"]
     for name in ("exposed_wait_ns", "exposed_transfer_ns"):
-        assert sum(row[name] for row in rows) == job[name]
+        assert sum(row[name] or 0 for row in rows) == job[name]  # null where nothing could be split
     if "exposed_wait" in ns:
         assert (ns["exposed_transfer"], ns["exposed_wait"]) == (job["exposed_transfer_ns"], job["exposed_wait_ns"])
         assert ns["bubble"] >= job["bubble_ns"]  # and where the host blocked in a receive
@@ -176,12 +176,28 @@ def test_a_world_size_that_disagrees_is_stated(tmp_path, small):
 def test_two_files_of_one_rank_are_stated_and_the_rest_analyzed(tmp_path, small):
     for rank in range(4):
         write_rank(tmp_path, small, rank, f"rank{rank}.json.gz")
-    write_rank(tmp_path, small, 3, "again.json.gz")
+    other = simulate(Job(mesh=Mesh(dp=4), steps=3, layers=2, hidden=1024, ffn=2048, seed=6))
+    write_rank(tmp_path, other, 3, "again.json.gz")
     found = analyze(tmp_path)
-    notes = found.summary["quality"]["notes"] + [row["reason"] for row in found.summary["quality"]["rejected"]]
-    assert any("rank 3" in note or "same" in note for note in notes), notes
+    assert any("two files claim rank 3" in note for note in found.summary["quality"]["notes"])
     assert_sums(found)
     assert found.summary["job"]["exposed_transfer_ns"] > 0
+
+
+def test_a_trace_that_is_there_twice_counts_once(tmp_path, small):
+    for rank in range(4):
+        write_rank(tmp_path, small, rank, f"rank{rank}.json.gz")
+    once = analyze(tmp_path)
+    packed = (tmp_path / "rank3.json.gz").read_bytes()
+    (tmp_path / "rank3.json").write_bytes(gzip.decompress(packed))
+    twice = analyze(tmp_path)
+    (row,) = twice.summary["quality"]["rejected"]
+    assert "holds the same as" in row["reason"]
+    assert {row["path"], row["reason"].split()[4].rstrip(",")} == {
+        str(tmp_path / name) for name in ("rank3.json", "rank3.json.gz")
+    }
+    for part in ("totals", "job", "findings", "waterfall"):
+        assert twice.summary[part] == once.summary[part]
 
 
 def test_ranks_with_different_step_counts_are_analyzed_where_they_meet(tmp_path, small):
@@ -197,6 +213,17 @@ def test_ranks_with_different_step_counts_are_analyzed_where_they_meet(tmp_path,
     assert_sums(found)
     assert found.summary["job"]["exposed_transfer_ns"] > 0
     assert found.summary["quality"]["clock"]["aligned"] is True
+    (note,) = [note for note in found.summary["quality"]["notes"] if "the same steps" in note]
+    assert "rank 2 has" in note
+
+
+def test_what_could_not_be_split_is_unknown_and_not_0(tmp_path, small):
+    write_rank(tmp_path, small, 1, "rank1.json.gz")
+    rows = analyze(tmp_path).summary["collectives"]
+    assert rows
+    for row in rows:
+        assert row["wait_ns"] is row["transfer_ns"] is None
+        assert row["unsplit_ns"] > 0
 
 
 def test_hosts_are_known_from_kineto_files(tmp_path):

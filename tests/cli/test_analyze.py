@@ -167,6 +167,7 @@ def test_control_characters_in_names_do_not_reach_the_terminal(
         (["--steps", "a:b"], "no range"),
         (["--steps", "7:9"], "the traces hold steps 0 to 1"),
         (["--ranks", "x"], "no list of ranks"),
+        (["--ranks", "98-99"], "no trace of ranks 98-99; there are 0"),
         (["--table", "idle"], "needs a file"),
         (["--table", "idle", "-o", "idle.xlsx"], "needs a file"),
         (["--table", "nope", "-o", "nope.csv"], "there are attribution, steps, ranks, idle, io"),
@@ -183,6 +184,13 @@ def test_nothing_to_analyze_is_an_error_that_names_the_reason(tmp_path: Path) ->
         run(tmp_path / "empty.json")
     with pytest.raises(PerfkitError):
         run(tmp_path / "nowhere.json")
+
+
+def test_a_run_that_holds_only_an_answer_says_how_to_add_its_traces(trace: Path, tmp_path: Path) -> None:
+    store = tmp_path / "runs"
+    assert run(trace, "--store", store, "--run", "toy") == 0
+    with pytest.raises(UsageError, match=r"default/toy holds no trace events.*perfkit ingest"):
+        run("toy", "--store", store)
 
 
 def test_a_file_that_cannot_be_written_is_a_clear_error(trace: Path, tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from perfkit.errors import UsageError
 from perfkit.goodput.capture_rollup import write_rollups
+from perfkit.goodput.health_fleet import check_fleet
 from perfkit.goodput.importers import Assume
 from perfkit.goodput.question import ask
-from perfkit.schema import ATTRIBUTION, COUNTERS, GOODPUT_BUCKETS, table_from_rows
+from perfkit.schema import ATTRIBUTION, COUNTERS, GOODPUT_BUCKETS, HEALTH_EVENTS, JOB_NODES, table_from_rows
 from perfkit.sources.base import PartInfo
 from perfkit.store import Store
 from tests.goodput.records import S, every, lifecycle, steps
@@ -108,6 +109,36 @@ def test_counters_become_a_row_per_gpu_and_day(store):
     assert sorted(shown) == [("n0", 0, 61.0, 62.0, 3), ("n1", 0, 61.0, 62.0, 3)]
 
 
+def clock_samples(rank: int, bits: int, mhz: float, seconds: int = 20) -> pa.Table:
+    values = {"gpu_sm_clock_hertz": mhz * 1e6, "gpu_clock_event_reasons": float(bits)}
+    same = {"rank": rank, "segment": 0, "host": f"n{rank}", "device": 0, "uuid": f"GPU-{rank}"}
+    rows = [
+        {**same, "time_ns": (T + i) * S, "name": name, "value": value}
+        for name, value in values.items()
+        for i in range(seconds + 1)
+    ]
+    rows += [
+        {**same, "time_ns": (T + i) * S, "name": "gpu_throttle_seconds_total", "series": "power", "value": float(i)}
+        for i in range(seconds + 1)
+    ]
+    return table_from_rows(COUNTERS, rows)
+
+
+@pytest.mark.parametrize(
+    ("device", "thermal_ns", "power_ns"), [("H100-SXM5-80GB", 10 * S, 0), ("Unheard-of GPU", None, None)]
+)
+def test_throttle_loss_is_measured_against_the_clock_of_the_peak(tmp_path, device, thermal_ns, power_ns):
+    store = Store(tmp_path / "store")
+    records = lifecycle(("allocated", T, T + 40), ("end", T + 40, None))
+    write_rank(store, 0, 0, records, steps(*every(0, 9, T + 5, 1)), counters=clock_samples(0, 0x40, 1830 / 2))
+    store.finalise("c", "llama", 0, {"device": device})
+    write_rollups(store)
+    (row,) = store.read("gpu_rollup").to_pylist()
+    assert (row["throttle_thermal_ns"], row["throttle_power_ns"]) == (thermal_ns, power_ns)
+    assert row["name"] == device
+    assert row["allocated_ns"] == 40 * S
+
+
 def test_a_node_that_computes_longer_than_its_peers_is_slow(store):
     rows = [
         {"rank": rank, "device": 0, "step": step, "start_ns": 0, "window_ns": 100, "compute_ns": 60 + 12 * rank,
@@ -168,3 +199,47 @@ def test_the_command_writes_rollups(store, capsys):
     assert json.loads(capsys.readouterr().out)["rows"]["run_rollup"] == len(store.read("run_rollup"))
     assert main(["store", "rollup", store.uri]) == 0
     assert "of run_rollup" in capsys.readouterr().out
+
+
+def test_a_node_whose_board_broke_before_an_interruption_is_blamed_for_it(store):
+    xids = [("n1", T + 14, 79), ("n0", T + 14, 31), ("n0", T - 900, 79)]
+    events = [{"cluster": "c", "node": node, "time_ns": at * S, "kind": "xid", "code": code} for node, at, code in xids]
+    store.write_fleet("health_events", table_from_rows(HEALTH_EVENTS, events), date="2023-11-14", part="test")
+    write_rollups(store)
+    blamed = [(r["attempt"], r["node"]) for r in store.read("job_nodes").to_pylist() if r["interrupted"]]
+    assert blamed == [(0, "n1")]
+
+
+def write_small_run(store: Store, run: str, host: str) -> None:
+    with store.writer("c", run, 0, rank=0, segment=0, fingerprint=run) as writer:
+        writer.write("lifecycle", lifecycle(("end", T + 20, None)).drop_columns(["attempt", "rank"]))
+        writer.write("steps", steps(*every(0, 9, T + 5, 1)).drop_columns(["attempt", "rank"]))
+        samples = gpu_samples(0)
+        at = samples.column_names.index("host")
+        writer.write("counters", samples.set_column(at, "host", pa.array([host] * len(samples), pa.utf8())))
+        writer.commit(PartInfo(rank=0, source="capture", world_size=1, host=host, start_ns=T * S, end_ns=(T + 20) * S))
+
+
+def test_runs_that_were_rolled_up_one_after_another_can_be_rolled_up_again(tmp_path):
+    """Every file has a dictionary of its own for names of runs, and Arrow cannot group by two of them at once."""
+    store = Store(tmp_path / "store")
+    for i in range(3):
+        write_small_run(store, f"run-{i}", f"n{i}")
+        write_rollups(store, run=f"run-{i}")
+    assert write_rollups(store)["run_rollup"] == 3
+    gpus = store.read("gpu_rollup")
+    assert len(gpus) == 3
+    assert check_fleet(table_from_rows(JOB_NODES, []), gpus, table_from_rows(HEALTH_EVENTS, [])) == []
+
+
+def test_records_of_training_cannot_be_broken_down_by_partition(store):
+    with pytest.raises(UsageError, match="partition"):
+        ask([store.uri], by="partition")
+
+
+def test_a_run_that_died_holds_no_gpus_after_its_death(tmp_path):
+    store = Store(tmp_path / "store")
+    records = lifecycle(("init", T, T + 4), ("fault", T + 15, None, {"cause": "ended without finish()"}))
+    write_rank(store, 0, 0, records, steps(*every(0, 9, T + 5, 1)))
+    soon, late = (ask([store.uri], assume=Assume(as_of_ns=(T + after) * S))["totals"] for after in (60, 86400))
+    assert soon["allocated_ns"] == late["allocated_ns"] == 2 * 15 * S

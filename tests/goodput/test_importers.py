@@ -333,3 +333,55 @@ def test_a_file_that_is_nothing_we_know_says_what_we_know(tmp_path):
         "not a dump that perfkit knows",
         "No such file or directory",
     ]
+
+
+# ------------------------------------------------------------------ what hostile bytes once broke
+
+
+def one(tmp_path, text: str | bytes):
+    path = tmp_path / "dump"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return import_dumps([path])
+
+
+def test_a_job_name_with_the_delimiter_costs_its_row_only(tmp_path):
+    header = "JobID|JobName|State|Start|End|AllocTRES\n"
+    good = "1|a|COMPLETED|2025-01-01T00:00:00|2025-01-01T01:00:00|gres/gpu=8\n"
+    bad = "2|a|b|COMPLETED|2025-01-01T00:00:00|2025-01-01T01:00:00|gres/gpu=8\n"
+    dumps = one(tmp_path, header + good + bad + good.replace("1|a", "3|a"))
+    assert dumps.tables["jobs"]["job"].to_pylist() == ["1", "3"]
+    assert dict(dumps.imported[0].counts) == {"wrong number of fields": 1}
+
+
+def test_lines_that_end_with_a_delimiter_are_read_whether_the_header_does_or_not(tmp_path):
+    row = "1|COMPLETED|2025-01-01T00:00:00|2025-01-01T01:00:00|\n"
+    for header in ("JobID|State|Start|End|\n", "JobID|State|Start|End\n"):
+        dumps = one(tmp_path, header + row + row.replace("1|C", "2|C"))
+        assert dumps.tables["jobs"]["job"].to_pylist() == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"Configuration ",
+        b"JobId=1 JobState=RUNNING Restarts=x StartTime=2025-01-01T00:00:00",
+        b"NodeName=n1 State=IDLE Gres=gpu:a100:99999999999999999999",
+        b"NODELIST|GRES\nn1|gpu:8\n",
+        b"timestamp,duration,num_gpus",
+        b"timestamp,duration,num_gpus\n2017-10-03 00:00:00,1e308,4\n",
+        b"timestamp,duration,num_gpus\n2017-10-03 00:00:00,10,1e12\n",
+        b"index, utilization.gpu [%], clocks\r.sm [MHz]\n0, 99 %, 3",
+        b'# HELP a b\na{gpu="0"} 1 170000000999999999999999999990000\n',
+        b'# HELP a b\na{gpu="99999999999999999999"} 1 17\n',
+    ],
+)
+def test_bytes_that_broke_an_importer_once_are_a_file_or_a_reason_now(tmp_path, text):
+    dumps = one(tmp_path, text)
+    assert len(dumps.imported) + len(dumps.rejected) == 1
+
+
+def test_a_duration_or_gpu_count_that_is_none_costs_its_row_and_is_not_taken_for_running(tmp_path):
+    rows = ["2017-10-03 00:00:00,60,4", "2017-10-03 00:00:00,soon,4", "2017-10-03 00:00:00,60,0.5"]
+    dumps = one(tmp_path, "timestamp,duration,num_gpus\n" + "\n".join(rows) + "\n")
+    assert len(dumps.tables["jobs"]) == 1
+    assert sum(dumps.imported[0].counts.values()) == 2

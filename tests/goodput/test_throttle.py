@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfkit.goodput.throttle import throttle_loss
+from perfkit.goodput.throttle import clock_events, peak_clock_hertz, throttle_days, throttle_loss
 from perfkit.schema import COUNTERS, table_from_rows
 
 SECOND = 10**9
@@ -47,3 +47,43 @@ def test_without_a_reference_clock_the_loss_is_unknown():
 
 def test_no_counters_no_rows():
     assert throttle_loss(table_from_rows(COUNTERS, []), {}).num_rows == 0
+
+
+def test_days_sum_to_the_whole():
+    midnight = 86400
+    table = counters((midnight - 10, 1000, 0x4), (midnight, 1000, 0x40), (midnight + 10, 2000, 0))
+    rows = throttle_days(table, {"GPU-0": 2000e6}).to_pylist()
+    assert [(row["day"], row["power_ns"], row["thermal_ns"]) for row in rows] == [
+        (0, 5 * SECOND, 0),
+        (1, 0, 5 * SECOND),
+    ]
+    whole = throttle_loss(table, {"GPU-0": 2000e6}).to_pylist()[0]
+    assert whole["sampled_ns"] == sum(row["sampled_ns"] for row in rows)
+
+
+def on_host(*samples):
+    table = counters(*samples)
+    names = COUNTERS.names
+    for name, value in (("host", "n0"), ("device", 3)):
+        column = table_from_rows(COUNTERS, [{name: value, "time_ns": 0, "name": "x", "value": 0.0}] * len(table))[name]
+        table = table.set_column(names.index(name), name, column)
+    return table
+
+
+def test_heat_is_an_event_from_its_first_sample_to_its_last_and_the_power_limit_is_none():
+    samples = [(i, 1500, 0x4) for i in range(5)] + [(i, 1000, 0x44) for i in range(5, 8)] + [(8, 1500, 0x4)]
+    (event,) = clock_events(on_host(*samples), cluster="prod").to_pylist()
+    assert (event["time_ns"], event["end_ns"]) == (5 * SECOND, 8 * SECOND)
+    assert (event["node"], event["device"], event["code"], event["kind"]) == ("n0", 3, 0x40, "throttle")
+
+
+def test_a_gap_in_the_samples_ends_an_event():
+    events = clock_events(on_host((0, 1000, 0x40), (3600, 1000, 0x40), (3601, 1000, 0)), cluster="prod").to_pylist()
+    assert [(e["time_ns"] // SECOND, e["end_ns"] // SECOND) for e in events] == [(0, 30), (3600, 3601)]
+
+
+def test_the_clock_of_the_peak_is_unknown_for_a_name_that_says_too_little():
+    assert peak_clock_hertz("H100-SXM5-80GB") == 1830e6
+    assert peak_clock_hertz("H100") is None
+    assert peak_clock_hertz("no such thing") is None
+    assert peak_clock_hertz(None) is None

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfkit.report.verdict import doubts, ladder, not_measured, verdict
+from perfkit.report.verdict import doubts, ladder, not_measured, nothing_found, verdict
 from tests.report.documents import bare, report, terms
 
 
@@ -68,3 +68,12 @@ def test_each_rung_ends_where_the_next_begins(points: list[float]) -> None:
     rungs = ladder({**report(ranks=1, steps=1).document, "waterfall": rows}).rungs
     for above, below in itertools.pairwise(rungs):
         assert below.offset == above.offset + (above.points or 0)
+
+
+def test_without_a_finding_the_largest_losses_are_named() -> None:
+    rows = terms(("hfu", 30.0, None), ("non_matmul", 39.0, None), ("matmul_below_peak", 23.0, None),
+                 ("idle_host", 8.0, None), window_ns=10**9)  # fmt: skip
+    said = nothing_found({**report().document, "waterfall": rows})
+    assert "other than matmul (39.0 points) and matmul below peak (23.0 points)" in said
+    busy = terms(("hfu", 97.0, None), ("idle_host", 3.0, None), window_ns=10**9)
+    assert nothing_found({**report().document, "waterfall": busy}) == "no rule found anything to fix"

@@ -13,6 +13,7 @@ from perfkit.goodput.question import ask
 from perfkit.goodput.rollup import exact_sum
 from perfkit.schema import GOODPUT_BUCKETS, TABLES
 from perfkit.simulate.fleet import Fleet, FleetOptions, write_fleet
+from perfkit.simulate.fleet_detail import _derived
 from perfkit.simulate.fleet_runs import run_truth
 from perfkit.simulate.fleet_tables import run_tables
 from perfkit.store import Store
@@ -131,6 +132,23 @@ def test_a_run_is_there_in_full_for_the_pages_that_look_at_one(store):
     assert sum(top) == 100.0
     for table in ("steps", "lifecycle", "counters", "kernels", "idle", "findings"):
         assert len(store.read(table, run="giant-64")), table
+
+
+def test_the_straggler_of_the_findings_is_the_slowest_rank_of_the_attribution():
+    fleet = Fleet(OPTIONS)
+    run = next(r for r in fleet.runs if r.spec.nodes >= 4 and r.attempts and int(r.attempts[-1].block_steps.sum()) > 60)
+    one, cluster = run.attempts[-1], run.spec.cluster
+    first, second = one.nodes[1].item(), one.nodes[2].item()
+    cluster.slow.clear()
+    cluster.slow.update({first: (1.15, 0, 3), second: (1.3, 0, 5)})  # the first in the list is not the slowest
+    tables = _derived(fleet, run)
+    finding = next(row for row in tables["findings"].to_pylist() if row["id"] == "straggler")
+    compute = tables["attribution"]["compute_ns"].to_numpy().reshape(run.spec.gpus, -1).mean(axis=1)
+    evidence = json.loads(finding["evidence"])
+    assert evidence["rank"] == int(compute.argmax()) == 2 * 8 + 5
+    assert evidence["node"] == cluster.node_name(second)
+    assert [other["rank"] for other in evidence["others"]] == [1 * 8 + 3]
+    assert finding["title"].endswith("and 1 more rank is slow")
 
 
 @pytest.mark.parametrize(("clusters", "runs", "ranks"), [(1, 1, 8), (4, 2, 16)])

@@ -1,6 +1,7 @@
 """A job for Slurm: checkpoints every five steps, dies once in the middle, goes on from its last checkpoint.
 
-Keeps its own diary (a line per phase with its clock) for the test to compare with what the store says.
+Keeps its own diary for the test to compare with what the store says: a line per phase, with the clock just before and
+after it (outer) and just inside it (inner). Capture's own time lies between the two, however busy the machine is.
 """
 
 import json
@@ -16,10 +17,10 @@ attempt = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 STEPS, EVERY, DIES_AFTER = 24, 5, 12
 
 
-def note(kind: str, began: float, **more: object) -> None:
-    """Write a line to the diary."""
+def note(kind: str, times: list[float], **more: object) -> None:
+    """Write a line to the diary; times: before, inside at the beginning and at the end, after."""
     with (work / "diary.jsonl").open("a") as diary:
-        line = {"kind": kind, "attempt": attempt, "start": began, "end": time.time(), **more}
+        line = {"kind": kind, "attempt": attempt, "outer": [times[0], times[3]], "inner": times[1:3], **more}
         diary.write(json.dumps(line) + "\n")
 
 
@@ -27,26 +28,30 @@ pk = perfkit.init(run="slurm-job", store=store)
 saved = work / "checkpoint"
 first = 0
 if saved.exists():
-    began = time.time()
+    times = [time.time()]
     with pk.event("checkpoint_restore"):
+        times.append(time.time())
         time.sleep(0.6)
         first = int(saved.read_text())
-    note("restore", began)
+        times.append(time.time())
+    note("restore", [*times, time.time()])
 for step in range(first, STEPS):
-    began = time.time()
+    times = [time.time()]
     with pk.step(tokens=64, step=step):
+        times.append(time.time())
         time.sleep(0.2)
-    note("step", began, step=step)
+        times.append(time.time())
+    note("step", [*times, time.time()], step=step)
     if step % EVERY == EVERY - 1:
-        began = time.time()
+        times = [time.time()]
         with pk.event("checkpoint_save"):
+            times.append(time.time())
             time.sleep(0.3)
             saved.write_text(str(step + 1))
-        note("save", began)
+            times.append(time.time())
+        note("save", [*times, time.time()])
     if attempt == 0 and step == DIES_AFTER:
-        began = time.time()
         while pk.acknowledged_step is None or pk.acknowledged_step < step:
             time.sleep(0.01)  # what is not on disk cannot be accounted for
-        note("dying", began)
         os._exit(1)
 pk.finish(timeout=60)
