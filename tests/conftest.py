@@ -13,8 +13,9 @@ IN_CI = bool(os.environ.get("PERFKIT_CI"))
 """Set by .ci/run: a browser or server that is missing there is a failure, not a skip."""
 
 # no deadlines: a loaded machine is not a bug; CI tries the same examples every time, developers new ones
-hypothesis.settings.register_profile("developer", deadline=None)
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+_PATIENT = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("developer", **_PATIENT)
+hypothesis.settings.register_profile("ci", **_PATIENT, derandomize=True)
 hypothesis.settings.load_profile("ci" if IN_CI else "developer")
 
 
