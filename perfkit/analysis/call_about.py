@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -111,9 +112,13 @@ class OpNotes:
             result.append(seen[key])
         return result
 
+    @cached_property
+    def _texts(self) -> list[tuple[Ints, list[str]]]:
+        return [self.tree.text(column) for column in ("input_dims", "input_types", "concrete_inputs")]
+
     def _chains(self, positions: Ints) -> list[list[tuple[int, ...]]]:
         """Return (name, dims, types, values) of the communication ops from each position upwards."""
-        texts = [self.tree.text(c)[0] for c in ("input_dims", "input_types", "concrete_inputs")]
+        texts = [codes for codes, _ in self._texts]
         up = np.append(self.tree.above(self._near), -1)
         levels, now = [], positions
         while (now >= 0).any():
@@ -127,7 +132,7 @@ class OpNotes:
         return chains
 
     def _note(self, chain: tuple[tuple[int, ...], ...]) -> Note:
-        values = [self.tree.text(c)[1] for c in ("input_dims", "input_types", "concrete_inputs")]
+        values = [texts for _, texts in self._texts]
         note = Note()
         for name, *codes in chain:  # innermost first
             text = self.tree.timeline.names[name]
