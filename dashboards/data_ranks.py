@@ -19,15 +19,16 @@ import pyarrow.compute as pc
 from perfkit.store.layout import RunKey
 
 from .data import Source, remembered
-from .data_run import REPLICAS, analysed, mesh_of
+from .data_run import analysed, mesh_of
 from .view import View
 
 MAX_CELLS = 80_000
 MAX_STEPS = 200
 MAX_ROWS = 420
 """Rows that a screen can tell apart."""
-INNERMOST = ("tp", "cp", "ep", "fsdp", "dp", "pp")
+INNERMOST = ("tp", "cp", "ep", "dp_shard", "fsdp", "dp", "ddp", "dp_replicate", "pp")
 """Mesh dimensions from the fastest to the slowest, as Megatron and torchtitan number ranks."""
+REPLICAS = ("dp", "ddp", "dp_replicate", "dp_shard", "fsdp")
 ATTRIBUTED = {"compute": "compute_ns", "exposed_comm": "exposed_comm_ns", "idle": "idle_ns", "step_time": "window_ns"}
 
 

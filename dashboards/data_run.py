@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from perfkit.analysis.axes import axis_of_dimension
 from perfkit.errors import PerfkitError
 from perfkit.goodput.ladder import ladder_b
 from perfkit.hardware.lookup import resolve_peak
@@ -35,8 +34,6 @@ from .theme import GROUPS
 from .view import View
 
 MAX_POINTS = 1_500
-REPLICAS = ("dp", "fsdp")
-"""Axes of a mesh over which the batch is split."""
 """Points of a curve: more than a screen has pixels for."""
 
 
@@ -277,7 +274,7 @@ def replicas_of(metadata: dict[str, Any]) -> float:
         return float(world) / float(metadata["devices_per_replica"])
     mesh = mesh_of(metadata)
     if mesh:
-        replicas = [mesh[name] for name in REPLICAS if name in mesh]
+        replicas = [mesh[name] for name in ("dp", "dp_replicate", "dp_shard", "fsdp", "ddp") if name in mesh]
         return float(np.prod(replicas)) if replicas else 1.0
     return 1.0 if world == 1 else float("nan")
 
@@ -292,12 +289,7 @@ def mesh_of(metadata: dict[str, Any]) -> dict[str, int]:
             return {}
     if not isinstance(mesh, dict):
         return {}
-    degrees: dict[str, int] = {}
-    for name, size in mesh.items():
-        if isinstance(size, int) and not isinstance(size, bool) and size > 0:
-            axis = axis_of_dimension(str(name))
-            degrees[axis] = degrees.get(axis, 1) * size
-    return degrees
+    return {str(k): v for k, v in mesh.items() if isinstance(v, int) and not isinstance(v, bool) and v > 0}
 
 
 @lru_cache(maxsize=64)

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from perfkit.store.layout import RunKey
 
 from .data import Rows, Source, remembered
-from .data_ranks import Cube, host_late, own_work, place
-from .data_run import REPLICAS, analysed
+from .data_ranks import REPLICAS, Cube, host_late, own_work, place
+from .data_run import analysed
 from .view import View
 
 FLAG_BELOW, PERSISTENT = 0.90, 0.5

@@ -44,11 +44,6 @@ _WORLD = frozenset(("default_pg", "world", "world_group", "default"))
 _SILENT = frozenset(("", "undefined", "none", "null"))
 
 
-def axis_of_dimension(name: str) -> str:
-    """Return the axis that a mesh's dimension is: `dp_shard` and `shard` are fsdp. An unknown word stays as it is."""
-    return _ALIASES.get(name.lower(), name.lower())
-
-
 def axes_of_name(text: str | None) -> tuple[str, ...] | None:
     """Return the axes that a group's name or description lists, ("world",) for all ranks, None if it says nothing."""
     lowered = (text or "").strip().lower()

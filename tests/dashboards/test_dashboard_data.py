@@ -167,20 +167,6 @@ def test_curves_follow_the_lead_rank(source: Source) -> None:
     assert list(zoomed.x) == list(range(10, 20))
 
 
-@pytest.mark.parametrize(
-    ("mesh", "degrees", "replicas"),
-    [
-        ({"replicate": 2, "shard": 4, "tensor": 8}, {"dp": 2, "fsdp": 4, "tp": 8}, 8),
-        ({"dp_replicate": 2, "ddp": 3, "pp": 4}, {"dp": 6, "pp": 4}, 6),
-        ({"dp": True, "tp": "8", "cp": 0}, {}, None),
-    ],
-)
-def test_a_mesh_is_read_in_the_words_of_every_framework(mesh: dict, degrees: dict, replicas: int | None) -> None:
-    assert data_run.mesh_of({"mesh": mesh}) == degrees
-    found = data_run.replicas_of({"mesh": mesh, "world_size": 64})
-    assert np.isnan(found) if replicas is None else found == replicas
-
-
 def test_curves_of_a_run_without_steps_are_by_hour(source: Source) -> None:
     series = data_run.series(source, View(page="run", cluster="beta", run="shaky"))
     assert (series.over, len(series.x)) == ("time", 96)
