@@ -194,7 +194,7 @@ def _by_step(rows: pa.Table, view: View, metadata: dict[str, Any], rollup: dict[
     tokens = _filled(rows["tokens"]) * replicas_of(metadata)
     world = metadata.get("world_size") or (rollup or {}).get("world_size")
     peak = (rollup or {}).get("peak_flops") or known_peak(metadata.get("device"))
-    flops = _filled(rows["model_flops"]) * replicas_of(metadata)
+    flops = _filled(rows["model_flops"])
     mfu = 100 * flops / (peak * world * seconds) if peak and world else np.full(len(step), np.nan)
     mfu[~((mfu >= 0) & (mfu <= 100))] = np.nan
     slow, limit = _slow(took)

@@ -80,7 +80,7 @@ def gpu_hours(rows: Rows, theme: Theme, go: str | None = None) -> Chart:
                 "hovertemplate": f"<b>{label}</b> %{{x:.1f}} %<br>%{{customdata[1]}}<extra></extra>",
             }
         )  # fmt: skip
-    height = 48 + 36 * max(1, len(clusters))
+    height = 34 + 36 * max(1, len(clusters))
     figure = {
         "data": data,
         "layout": layout(

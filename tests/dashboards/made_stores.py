@@ -153,8 +153,6 @@ def make_run(
     ms = 1_000_000
     own, own_slow, comm = 80 * ms, 92 * ms, 10 * ms
     step_ns = own_slow + comm
-    mesh = mesh or {"dp": ranks // 2, "tp": 2}
-    replicas = mesh.get("dp", 1)  # FLOPs and tokens of a step are those of one replica
     for rank in range(ranks):
         mine = own_slow if rank == slow else own
         at = START + 3 * DAY + np.arange(steps) * step_ns
@@ -162,7 +160,7 @@ def make_run(
             "rank": pa.array(np.full(steps, rank, np.int32)), "step": pa.array(np.arange(steps)),
             "start_ns": pa.array(at), "end_ns": pa.array(at + step_ns),
             "data_wait_ns": pa.array(np.full(steps, 2 * ms)), "tokens": pa.array(np.full(steps, 4096)),
-            "model_flops": pa.array(np.full(steps, 0.4 * PEAK * ranks * step_ns * 1e-9 / replicas)),
+            "model_flops": pa.array(np.full(steps, 0.4 * PEAK * ranks * step_ns * 1e-9)),
             "loss": pa.array(3.0 - np.arange(steps) / steps), "profiled": pa.array(np.arange(steps) == 9),
         }  # fmt: skip
         spans = {
@@ -192,7 +190,7 @@ def make_run(
                             num_events=steps, synthetic=True, versions={"torch": "2.13.0"})  # fmt: skip
             writer.commit(info, source_path=f"rank{rank}")
     store.finalise(cluster, run, 0, {
-        "model": "llama3-8b", "mesh": mesh, "device": "NVIDIA H100 80GB HBM3",
+        "model": "llama3-8b", "mesh": mesh or {"dp": ranks // 2, "tp": 2}, "device": "NVIDIA H100 80GB HBM3",
         "git_commit": "0123456789abcdef", "user": "ada", "world_size": ranks,
     })  # fmt: skip
     write_analysis(store, cluster, run, ranks=ranks, steps=steps, slow=slow, kernel=kernel)
