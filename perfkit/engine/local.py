@@ -83,7 +83,7 @@ class LocalEngine:
             outcomes = _map_here(function, tasks, report)
         else:
             outcomes = _Crew(self, function, workers, report).run(tasks)
-        return _in_order(outcomes) if ordered else outcomes
+        return in_order(outcomes) if ordered else outcomes
 
 
 def available_cpus() -> int:
@@ -104,7 +104,8 @@ class _Task:
     progress: int = 0
 
 
-def _in_order(outcomes: Iterator[Outcome[Item, Value]]) -> Iterator[Outcome[Item, Value]]:
+def in_order(outcomes: Iterator[Outcome[Item, Value]]) -> Iterator[Outcome[Item, Value]]:
+    """Hold outcomes back until their turn."""
     waiting: dict[int, Outcome[Item, Value]] = {}
     following = 0
     for outcome in outcomes:
@@ -214,7 +215,7 @@ class _Crew:
     given: int = 0
 
     def run(self, tasks: list[_Task]) -> Iterator[Outcome[Any, Any]]:
-        self.pickled = _pickle_function(self.function)
+        self.pickled = pickle_function(self.function)
         self.waiting.extend(tasks)
         try:
             while True:
@@ -337,7 +338,8 @@ class _Crew:
             self.workers.remove(each)
 
 
-def _pickle_function(function: Callable[[Any], Any]) -> bytes:
+def pickle_function(function: Callable[[Any], Any]) -> bytes:
+    """Pickle a function for another process, or say why that cannot be."""
     try:
         data = pickle.dumps(function)
     except Exception as error:

@@ -46,7 +46,7 @@ def _load(connection: Connection) -> Any:
     try:
         function = pickle.loads(data)
     except Exception as error:
-        connection.send_bytes(pickle.dumps(("unusable", _portable(error), traceback.format_exc())))
+        connection.send_bytes(pickle.dumps(("unusable", portable(error), traceback.format_exc())))
         raise EOFError from error
     connection.send_bytes(pickle.dumps(("ready",)))
     return function
@@ -58,13 +58,13 @@ def _serve(connection: Connection, function: Any, data: bytes) -> None:
     try:
         reply = pickle.dumps(("value", function(pickle.loads(data))))
     except (EOFError, ConnectionError) as error:
-        reply = pickle.dumps(("error", _portable(error), traceback.format_exc()))
+        reply = pickle.dumps(("error", portable(error), traceback.format_exc()))
     except MemoryError:
         reply = pickle.dumps(("no memory",))
     except BaseException as error:
         if isinstance(error, _Leave):
             raise
-        reply = pickle.dumps(("error", _portable(error), traceback.format_exc()))
+        reply = pickle.dumps(("error", portable(error), traceback.format_exc()))
     finally:
         base.listen(None)
     progress.finish(reply)
@@ -97,7 +97,7 @@ class _Progress:
         self._sent_at = time.monotonic()
 
 
-def _portable(error: BaseException) -> BaseException:
+def portable(error: BaseException) -> BaseException:
     """Return the error, or a stand-in if it does not survive pickling."""
     try:
         pickle.loads(pickle.dumps(error))

@@ -1,17 +1,19 @@
 /* An array of JSON objects to columns: the fast twin of scan_python.py.
  *
  *   compile_plan(groups, fields, ph, raw_args, unknown_args) -> plan
- *   scan(buffer, start, end, plan, base_ns) -> (status, consumed, events, not_events, memory, groups)
- *   is_utf8(buffer, start, end) -> bool
+ *   begin(plan, base_ns, expected_bytes) -> scan
+ *   scan.feed(buffer, start, end, last) -> (status, consumed)
+ *   scan.finish() -> (events, not_events, memory, groups)
  *
  * The bytes [start, end) hold whole elements of a JSON array, separated by commas; the array may end
- * inside with ']'. Each object becomes one row of group 0 and, if it carries a field of another group,
+ * inside with ']'. They may come in several buffers, each beginning where `consumed` of the one before ended, so that
+ * a small buffer, which stays in the cache, can be filled again and again. Each object becomes one row of group 0 and, if it carries a field of another group,
  * one row there. Nothing here knows Kineto: the plan says which key goes to which column and how.
  *
  * Everything inside an element is validated as JSON (RFC 8259), with three leniencies that real files
  * need: control characters in strings, NaN/Infinity (any case, also nan and inf), and repeated or
- * missing commas between elements. The caller guarantees valid UTF-8 and PADDING readable bytes after
- * `end`. The scan runs without the GIL.
+ * missing commas between elements. Bytes that are not UTF-8, anywhere in a range, give NOT_UTF8 and no rows.
+ * The caller guarantees PADDING readable bytes after `end`. The scan runs without the GIL.
  *
  * Columns grow in memory that the plan keeps from scan to scan, and are then copied into one block of just
  * their size: fresh pages cost more than copying.
@@ -43,10 +45,11 @@
 #define MAX_SPARES 4
 #define MAX_SPARE_BYTES (32 << 20) /* of input: what a larger chunk needed is given back */
 #define HUGE_PAGE (2 << 20)
+#define UTF8_AHEAD (32 << 10) /* checked just before it is scanned, so that the second pass finds it in the cache */
 #define KEY_SLOTS 1024 /* power of two, several times the number of fields */
 
 enum kind { TIME_ABS, TIME, I64, U64, F64, BOOL, TEXT, JSON_TEXT, INT_OR_TEXT, N_KINDS };
-enum status { OK, MORE, BAD, DEEP, NO_MEMORY, END };
+enum status { OK, MORE, BAD, DEEP, NO_MEMORY, END, NOT_UTF8 };
 
 typedef const uint8_t *cursor;
 
@@ -75,6 +78,32 @@ static int bytes_put(Bytes *b, const void *src, size_t n) {
     return OK;
 }
 
+typedef struct Block {
+    struct Block *next;
+    size_t used, cap;
+    uint8_t data[];
+} Block; /* bytes that stay where they are */
+
+/* A copy that outlives the buffer, with PADDING readable bytes after it; NULL without memory. */
+static cursor keep(Block **blocks, cursor from, size_t len) {
+    Block *b = *blocks;
+    if (!b || b->cap - b->used < len + PADDING) {
+        size_t cap = len + PADDING > (64 << 10) ? len + PADDING : (64 << 10);
+        if (!(b = malloc(sizeof(Block) + cap))) return NULL;
+        *b = (Block){*blocks, 0, cap};
+        *blocks = b;
+    }
+    uint8_t *copy = b->data + b->used;
+    memcpy(copy, from, len);
+    b->used += len; /* the padding may be the next copy */
+    return copy;
+}
+
+static void free_blocks(Block **blocks) {
+    for (Block *b = *blocks, *next; b; b = next) next = b->next, free(b);
+    *blocks = NULL;
+}
+
 /* ------------------------------------------------------------------ dictionaries */
 
 static uint64_t secret[2]; /* drawn at import, so that crafted strings cannot all collide */
@@ -99,28 +128,37 @@ static inline uint64_t hash_bytes(cursor p, size_t n) { /* reads up to 7 bytes p
 }
 
 static inline int same_bytes(cursor a, cursor b, size_t n) { /* reads up to 7 bytes past both ends */
+    if (n >= 128) return load64(a) == load64(b) && !memcmp(a, b, n);
     for (; n >= 8; n -= 8, a += 8, b += 8)
         if (load64(a) != load64(b)) return 0;
     return n == 0 || !((load64(a) ^ load64(b)) << (64 - 8 * n)); /* little-endian: the first bytes are low */
 }
 
 typedef struct {
-    uint64_t hash;
-    cursor raw; /* token as it stands in the input; NULL marks a free slot */
+    cursor raw; /* a copy of it as it stands in the input */
     uint32_t len;
-    int32_t code; /* -1: the token means null */
+    int32_t code; /* -1: it means null */
+    int32_t next; /* the token that came after it the last time; at first itself */
+} Token;
+
+typedef struct {
+    uint64_t hash;
+    int32_t token; /* its number + 1; 0 marks a free slot */
 } RawSlot;
 
 typedef struct {
-    RawSlot *raw; /* token -> code, so that a token seen before is neither decoded nor validated again */
-    size_t raw_cap, raw_count;
-    RawSlot last; /* columns such as `ph` repeat */
+    Token *tokens; /* in order of appearance, so that a token seen before is neither decoded nor validated again */
+    int32_t n_tokens, cap_tokens;
+    int32_t last; /* token + 1; training loops, so what follows it can be guessed */
+    RawSlot *raw; /* token -> its number */
+    size_t raw_cap;
     int32_t *slots; /* text -> code + 1 */
     size_t slot_cap;
     uint64_t *hashes; /* by code */
     int32_t *offsets; /* count + 1 */
     int32_t count, cap;
     Bytes text;
+    Block *kept;
 } Dict;
 
 static void dict_free(Dict *d);
@@ -133,13 +171,15 @@ static void dict_clear(Dict *d) {
     }
     if (d->raw) memset(d->raw, 0, d->raw_cap * sizeof(RawSlot));
     if (d->slots) memset(d->slots, 0, d->slot_cap * sizeof(int32_t));
-    d->raw_count = 0;
+    free_blocks(&d->kept);
+    d->n_tokens = d->last = 0;
     d->count = 0;
     d->text.len = 0;
-    d->last = (RawSlot){0};
 }
 
 static void dict_free(Dict *d) {
+    free_blocks(&d->kept);
+    free(d->tokens);
     free(d->raw);
     free(d->slots);
     free(d->hashes);
@@ -153,9 +193,9 @@ static int dict_grow_raw(Dict *d) {
     RawSlot *fresh = calloc(cap, sizeof(RawSlot));
     if (!fresh) return NO_MEMORY;
     for (size_t i = 0; i < d->raw_cap; i++) {
-        if (!d->raw[i].raw) continue;
+        if (!d->raw[i].token) continue;
         size_t at = d->raw[i].hash & (cap - 1);
-        while (fresh[at].raw) at = (at + 1) & (cap - 1);
+        while (fresh[at].token) at = (at + 1) & (cap - 1);
         fresh[at] = d->raw[i];
     }
     free(d->raw);
@@ -166,12 +206,40 @@ static int dict_grow_raw(Dict *d) {
 
 static RawSlot *dict_find_raw(Dict *d, cursor raw, size_t len, uint64_t hash) {
     size_t at = hash & (d->raw_cap - 1);
-    while (d->raw[at].raw) {
+    while (d->raw[at].token) {
         RawSlot *s = &d->raw[at];
-        if (s->hash == hash && s->len == len && same_bytes(s->raw, raw, len)) return s;
+        Token *t = &d->tokens[s->token - 1];
+        if (s->hash == hash && t->len == len && same_bytes(t->raw, raw, len)) return s;
         at = (at + 1) & (d->raw_cap - 1);
     }
     return &d->raw[at];
+}
+
+/* Give a new token its number. */
+static int dict_add_token(Dict *d, RawSlot *slot, cursor raw, size_t len, uint64_t hash, int32_t code) {
+    if (d->n_tokens == d->cap_tokens) {
+        int32_t cap = d->cap_tokens ? d->cap_tokens * 2 : 128;
+        Token *tokens = realloc(d->tokens, (size_t)cap * sizeof(Token));
+        if (!tokens) return NO_MEMORY;
+        d->tokens = tokens;
+        d->cap_tokens = cap;
+    }
+    if (!(raw = keep(&d->kept, raw, len))) return NO_MEMORY;
+    d->tokens[d->n_tokens] = (Token){raw, (uint32_t)len, code, d->n_tokens};
+    *slot = (RawSlot){hash, ++d->n_tokens};
+    return OK;
+}
+
+/* The token at p, which has `room` bytes, if it is the one that followed or was the last; NULL if it is another. A
+ * string or structure shows its own end, so the same bytes are the same token. */
+static inline const Token *dict_guess(Dict *d, cursor p, size_t room) {
+    if (!d->last) return NULL;
+    const Token *last = &d->tokens[d->last - 1], *t = &d->tokens[last->next];
+    if (room > t->len && same_bytes(t->raw, p, t->len)) {
+        d->last = last->next + 1;
+        return t;
+    }
+    return room > last->len && same_bytes(last->raw, p, last->len) ? last : NULL;
 }
 
 static int dict_intern(Dict *d, cursor text, size_t len, int32_t *code) {
@@ -732,14 +800,14 @@ typedef struct {
 
 #define EDGES 4
 #define CLOSE (-2)
-#define MAX_LEAD 128
+#define MAX_LEAD 56
 
 /* What was seen between two values: `, "key": ` with its white space, or the closing bracket. The same
  * bytes mean the same again, so one comparison replaces scanning and looking up a key. */
 typedef struct {
-    cursor lead;
     uint16_t len; /* 0: nothing seen yet */
     int16_t next; /* number of the key, or CLOSE */
+    uint8_t lead[MAX_LEAD + 8];
 } Edge;
 
 typedef struct {
@@ -760,7 +828,8 @@ typedef struct Scan {
     int16_t n_keys, key_slots[2][KEY_SLOTS];
     Edge first[2][EDGES]; /* after the opening bracket of an event, of its args */
     Group groups[MAX_GROUPS];
-    int64_t base_ns, not_events;
+    int64_t base_ns, not_events, bytes_fed;
+    Block *kept; /* text of keys without a column */
     Bytes text, scratch;
     Span *unknown;
     size_t n_unknown, cap_unknown;
@@ -866,9 +935,10 @@ static int store_text(Scan *s, int group, int column, int json, cursor *pp, curs
     cursor from = *pp, p = from;
     int r, escaped = 0;
     Dict *d = &s->groups[group].columns[column].dict;
-    if (d->last.len && (size_t)(end - p) > d->last.len && same_bytes(d->last.raw, p, d->last.len)) {
-        *pp = p + d->last.len; /* the same token again; it ends with a quote or bracket, so it ends here too */
-        return store_code(s, group, column, d->last.code);
+    const Token *guess = dict_guess(d, p, (size_t)(end - p));
+    if (guess) {
+        *pp = p + guess->len;
+        return store_code(s, group, column, guess->code);
     }
     if (*p == '"') {
         p++;
@@ -886,10 +956,10 @@ static int store_text(Scan *s, int group, int column, int json, cursor *pp, curs
     size_t len = (size_t)(p - from);
     if (len > INT32_MAX) return NO_MEMORY;
     *pp = p;
-    if (d->raw_count * 2 >= d->raw_cap && dict_grow_raw(d)) return NO_MEMORY;
+    if ((size_t)d->n_tokens * 2 >= d->raw_cap && dict_grow_raw(d)) return NO_MEMORY;
     uint64_t hash = hash_bytes(from, len);
     RawSlot *slot = dict_find_raw(d, from, len, hash);
-    if (!slot->raw) {
+    if (!slot->token) {
         int32_t code = -1, is_null;
         if (*from == '[' || *from == '{') { /* brackets were only counted: validate now */
             cursor q = from;
@@ -904,11 +974,12 @@ static int store_text(Scan *s, int group, int column, int json, cursor *pp, curs
             if (!is_null && (bytes_reserve(&s->text, PADDING) || dict_intern(d, s->text.data, s->text.len, &code)))
                 return NO_MEMORY;
         }
-        *slot = (RawSlot){hash, from, (uint32_t)len, code};
-        d->raw_count++;
+        if (dict_add_token(d, slot, from, len, hash, code)) return NO_MEMORY;
     }
-    if (*from == '"' || *from == '[' || *from == '{') d->last = *slot;
-    return store_code(s, group, column, slot->code);
+    int shows_its_end = *from == '"' || *from == '[' || *from == '{'; /* `12` may go on as `123`: never guessed */
+    if (d->last && shows_its_end) d->tokens[d->last - 1].next = slot->token - 1;
+    d->last = shows_its_end ? slot->token : 0;
+    return store_code(s, group, column, d->tokens[slot->token - 1].code);
 }
 
 /* The whole content of a string as a number: `-?digits` or, for times, any JSON number. */
@@ -927,13 +998,22 @@ static int number_in_string(cursor from, cursor end, Number *n) {
 
 static int store_odd_value(Scan *s, const Key *key, cursor *pp, cursor end, int depth);
 
+/* `"25738"`: old versions quote thread ids. Leaves *pp alone for everything else. */
+static inline int fast_quoted(cursor *pp, cursor end, int is_time, int64_t *out) {
+    cursor p = *pp + 1;
+    if (**pp != '"' || p >= end || !fast_integer(&p, end, is_time, out) || *p != '"') return 0;
+    *pp = p + 1;
+    return 1;
+}
+
 static inline int store_value(Scan *s, const Key *key, cursor *pp, cursor end, int depth) {
     int kind = key->kind;
     if (kind == TEXT || kind == JSON_TEXT)
         return store_text(s, key->field->group, key->field->column, kind == JSON_TEXT, pp, end, depth);
     cursor from = *pp;
     int64_t v;
-    if (kind == F64 || kind == BOOL || !fast_integer(pp, end, kind == TIME || kind == TIME_ABS, &v))
+    int is_time = kind == TIME || kind == TIME_ABS;
+    if (kind == F64 || kind == BOOL || !(fast_integer(pp, end, is_time, &v) || fast_quoted(pp, end, is_time, &v)))
         return store_odd_value(s, key, pp, end, depth);
     if ((kind == TIME_ABS && __builtin_add_overflow(v, s->base_ns, &v)) || (kind == U64 && v < 0)) {
         *pp = from; /* the long way counts it */
@@ -1059,7 +1139,7 @@ static void key_leads_to(Scan *s, Key *key, const Field *field) {
     key->kind = (int16_t)key->column->kind;
 }
 
-/* Number of a key, -1 if the table is full. `text` stays valid during the scan. */
+/* Number of a key, -1 if it has none. */
 static int16_t key_number(Scan *s, int scope, cursor text, uint32_t len) {
     const Field *field = find_field(s->plan, scope, text, len);
     if (field) return (int16_t)(field - s->plan->fields);
@@ -1068,7 +1148,7 @@ static int16_t key_number(Scan *s, int scope, cursor text, uint32_t len) {
         Key *key = &s->keys[k - 1];
         if (key->len == len && same_bytes(key->text, text, len)) return (int16_t)(k - 1);
     }
-    if (s->n_keys == MAX_KEYS) return -1;
+    if (s->n_keys == MAX_KEYS || !(text = keep(&s->kept, text, len))) return -1;
     int16_t is_args = scope == 0 && len == 4 && !memcmp(text, "args", 4);
     s->keys[s->n_keys] = (Key){.text = text, .len = len, .is_args = is_args};
     s->key_slots[scope][at] = ++s->n_keys;
@@ -1078,7 +1158,9 @@ static int16_t key_number(Scan *s, int scope, cursor text, uint32_t len) {
 static void remember_edge(Edge *edges, cursor lead, cursor end, int next) {
     if (end - lead > MAX_LEAD) return;
     memmove(edges + 1, edges, (EDGES - 1) * sizeof(Edge));
-    edges[0] = (Edge){lead, (uint16_t)(end - lead), (int16_t)next};
+    edges[0].len = (uint16_t)(end - lead);
+    edges[0].next = (int16_t)next;
+    memcpy(edges[0].lead, lead, edges[0].len);
 }
 
 /* Key and colon at p, which is at the opening quote; *pp is then at the value. `other` holds a key that has no number:
@@ -1210,27 +1292,64 @@ static int scan_event(Scan *s, cursor *pp, cursor end) {
     return r;
 }
 
-static int scan_array(Scan *s, cursor *pp, cursor end) {
-    cursor p = *pp;
-    for (;;) {
+/* First byte that is no whole UTF-8 character before `end`, having looked at least up to `enough`. */
+static cursor skip_utf8(cursor p, cursor enough, cursor end) {
+    while (p < enough) {
+        for (; enough - p >= 64; p += 64) { /* traces are ASCII but for a name here and there */
+            uint64_t any = 0;
+            for (int i = 0; i < 64; i += 8) any |= load64(p + i);
+            if (any & UINT64_C(0x8080808080808080)) break;
+        }
+        if (end - p >= 8 && !(load64(p) & UINT64_C(0x8080808080808080))) {
+            p += 8;
+            continue;
+        }
+        if (p >= end) break;
+        uint8_t c = *p;
+        if (c < 0x80) {
+            p++;
+            continue;
+        }
+        int n = c >= 0xC2 && c < 0xE0 ? 1 : c >= 0xE0 && c < 0xF0 ? 2 : c >= 0xF0 && c < 0xF5 ? 3 : 0;
+        if (!n || end - p <= n) return p;
+        if ((c == 0xE0 && p[1] < 0xA0) || (c == 0xED && p[1] > 0x9F) || (c == 0xF0 && p[1] < 0x90) || (c == 0xF4 && p[1] > 0x8F))
+            return p;
+        for (int i = 1; i <= n; i++)
+            if ((p[i] & 0xC0) != 0x80) return p;
+        p += n + 1;
+    }
+    return p;
+}
+
+/* An event may be longer than what was checked; whatever it gave is dropped if the rest proves to be broken. Unless
+ * these are the last bytes, a character or a bare word at their end may go on. */
+static int scan_array(Scan *s, cursor *pp, cursor end, int last) {
+    cursor p = *pp, checked = p, whole = last || end - p < 4 ? end : end - 3;
+    int r = OK;
+    while (r == OK) {
         p = skip_space(p, end);
         *pp = p;
-        if (p >= end) return OK;
+        if (p >= end) break;
+        if (p >= checked) {
+            cursor enough = end - p < UTF8_AHEAD ? end : p + UTF8_AHEAD;
+            checked = skip_utf8(checked, enough, end);
+            if (checked < enough && checked < whole) return NOT_UTF8;
+        }
         if (*p == ',') {
             p++;
         } else if (*p == ']') {
             *pp = p + 1;
-            return END;
+            r = END;
         } else if (*p == '{') {
-            int r = scan_event(s, &p, end);
-            if (r) return r;
+            r = scan_event(s, &p, end);
         } else {
-            int r = walk(&p, end, 0, NULL, NULL);
-            if (r) return r;
-            if (p < end && !memchr(" \n\r\t,]", *p, 6)) return BAD;
-            s->not_events++;
+            r = walk(&p, end, 0, NULL, NULL);
+            if (r == OK && p < end && !memchr(" \n\r\t,]", *p, 6)) r = BAD;
+            if (r == OK && p == end && !last) r = MORE;
+            s->not_events += r == OK;
         }
     }
+    return r != NO_MEMORY && skip_utf8(checked, end, end) < whole ? NOT_UTF8 : r;
 }
 
 /* ------------------------------------------------------------------ Python side */
@@ -1366,6 +1485,7 @@ static void scan_free(Scan *s) {
         free(group->columns);
         free(group->event);
     }
+    free_blocks(&s->kept);
     free(s->text.data);
     free(s->scratch.data);
     free(s->unknown);
@@ -1412,8 +1532,9 @@ static void scan_reset(Scan *s) {
     for (int i = 0; i < s->n_keys; i++) memset(s->keys[i].edges, 0, sizeof s->keys[i].edges);
     memset(s->first, 0, sizeof s->first);
     memset(s->key_slots, 0, sizeof s->key_slots);
+    free_blocks(&s->kept);
     s->n_keys = (int16_t)s->plan->n_fields;
-    s->not_events = 0;
+    s->not_events = s->bytes_fed = 0;
 }
 
 static const char PLAN_NAME[] = "perfkit.sources._scan.plan";
@@ -1498,108 +1619,135 @@ static int get_range(PyObject *args_buffer, Py_buffer *view, Py_ssize_t start, P
     return 0;
 }
 
-static PyObject *py_scan(PyObject *self, PyObject *args) {
-    PyObject *buffer, *capsule;
+typedef struct {
+    PyObject_HEAD
+    Scan *scan; /* NULL while a thread feeds it, and after finish */
+    PyObject *plan;
+} ScanObject;
+
+static Scan *take_scan(ScanObject *self) {
+    Scan *s = self->scan;
+    if (!s) PyErr_SetString(PyExc_ValueError, "the scan is over, or another thread is in it");
+    self->scan = NULL;
+    return s;
+}
+
+/* Back to the plan, which keeps its memory unless it is large. */
+static void give_back(ScanObject *self, Scan *s) {
+    Plan *plan = PyCapsule_GetPointer(self->plan, PLAN_NAME);
+    if (s->bytes_fed <= MAX_SPARE_BYTES && plan->n_spares < MAX_SPARES) {
+        scan_reset(s);
+        plan->spares[plan->n_spares++] = s;
+    } else {
+        scan_free(s);
+    }
+}
+
+static void scan_dealloc(PyObject *object) {
+    ScanObject *self = (ScanObject *)object;
+    if (self->scan) give_back(self, self->scan);
+    Py_XDECREF(self->plan);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyObject *scan_feed(PyObject *object, PyObject *args) {
+    ScanObject *self = (ScanObject *)object;
+    PyObject *buffer;
     Py_ssize_t start, end;
-    long long base_ns;
-    if (!PyArg_ParseTuple(args, "OnnOL", &buffer, &start, &end, &capsule, &base_ns)) return NULL;
-    Plan *plan = PyCapsule_GetPointer(capsule, PLAN_NAME);
-    if (!plan) return NULL;
+    int last, status;
+    if (!PyArg_ParseTuple(args, "Onnp", &buffer, &start, &end, &last)) return NULL;
     Py_buffer view;
     if (get_range(buffer, &view, start, end)) return NULL;
-    Scan *s = plan->n_spares ? plan->spares[--plan->n_spares] : scan_new(plan);
-    Owned *memory = PyObject_New(Owned, &OwnedType);
-    PyObject *result = NULL, *groups = NULL;
-    cursor base = view.buf, p = base + start;
-    int status = OK;
-    if (!memory) goto done;
-    memory->data = NULL, memory->len = 0;
+    Scan *s = take_scan(self);
     if (!s) {
-        PyErr_NoMemory();
-        goto done;
+        PyBuffer_Release(&view);
+        return NULL;
     }
-    s->base_ns = base_ns;
+    cursor base = view.buf, p = base + start;
     Py_BEGIN_ALLOW_THREADS;
-    int64_t guess = (end - start) / 200 + 64;
-    if (s->groups[0].cap < guess) status = group_reserve(&s->groups[0], guess);
-    if (status == OK) status = scan_array(s, &p, base + end);
-    if (status != NO_MEMORY) {
-        memory->len = place(s, NULL);
-        memory->data = block_new(memory->len);
-        if (memory->data) place(s, memory->data);
-        else status = NO_MEMORY;
-    }
+    s->bytes_fed += end - start;
+    status = scan_array(s, &p, base + end, last);
+    if (status == NOT_UTF8) scan_reset(s), p = base + start;
     Py_END_ALLOW_THREADS;
+    PyBuffer_Release(&view);
     if (status == NO_MEMORY) {
+        scan_free(s);
+        return PyErr_NoMemory();
+    }
+    self->scan = s;
+    return Py_BuildValue("in", status, (Py_ssize_t)(p - base));
+}
+
+static PyObject *scan_finish(PyObject *object, PyObject *unused) {
+    ScanObject *self = (ScanObject *)object;
+    Scan *s = take_scan(self);
+    if (!s) return NULL;
+    PyObject *result = NULL, *groups = NULL;
+    Owned *memory = PyObject_New(Owned, &OwnedType);
+    if (!memory) goto done;
+    Py_BEGIN_ALLOW_THREADS;
+    memory->len = place(s, NULL);
+    if ((memory->data = block_new(memory->len))) place(s, memory->data);
+    Py_END_ALLOW_THREADS;
+    if (!memory->data) {
         PyErr_NoMemory();
         goto done;
     }
-    if (!(groups = PyList_New(plan->n_groups))) goto done;
-    for (int g = 0; g < plan->n_groups; g++) {
+    if (!(groups = PyList_New(s->plan->n_groups))) goto done;
+    for (int g = 0; g < s->plan->n_groups; g++) {
         PyObject *group = group_out(&s->groups[g]);
         if (!group) goto done;
         PyList_SetItem(groups, g, group);
     }
-    result = Py_BuildValue("inLLOO", status, (Py_ssize_t)(p - base), (long long)s->groups[0].rows, (long long)s->not_events,
-                           memory, groups);
+    result = Py_BuildValue("LLOO", (long long)s->groups[0].rows, (long long)s->not_events, memory, groups);
 done:
     Py_XDECREF(groups);
     Py_XDECREF(memory);
-    PyBuffer_Release(&view);
-    if (s && status != NO_MEMORY && end - start <= MAX_SPARE_BYTES && plan->n_spares < MAX_SPARES) {
-        scan_reset(s);
-        plan->spares[plan->n_spares++] = s;
-    } else if (s) {
-        scan_free(s);
-    }
+    give_back(self, s);
     return result;
 }
 
-static int valid_utf8(cursor p, cursor end) {
-    while (p < end) {
-        for (; end - p >= 64; p += 64) { /* traces are ASCII but for a name here and there */
-            uint64_t any = 0;
-            for (int i = 0; i < 64; i += 8) any |= load64(p + i);
-            if (any & UINT64_C(0x8080808080808080)) break;
-        }
-        if (end - p >= 8 && !(load64(p) & UINT64_C(0x8080808080808080))) {
-            p += 8;
-            continue;
-        }
-        uint8_t c = *p;
-        if (c < 0x80) {
-            p++;
-            continue;
-        }
-        int n = c >= 0xC2 && c < 0xE0 ? 1 : c >= 0xE0 && c < 0xF0 ? 2 : c >= 0xF0 && c < 0xF5 ? 3 : 0;
-        if (!n || end - p <= n) return 0;
-        if ((c == 0xE0 && p[1] < 0xA0) || (c == 0xED && p[1] > 0x9F) || (c == 0xF0 && p[1] < 0x90) || (c == 0xF4 && p[1] > 0x8F))
-            return 0;
-        for (int i = 1; i <= n; i++)
-            if ((p[i] & 0xC0) != 0x80) return 0;
-        p += n + 1;
-    }
-    return 1;
-}
+static PyMethodDef scan_methods[] = {
+    {"feed", scan_feed, METH_VARARGS, "feed(buffer, start, end, last) -> (status, consumed)"},
+    {"finish", scan_finish, METH_NOARGS, "finish() -> (events, not_events, memory, groups)"},
+    {NULL, NULL, 0, NULL},
+};
 
-static PyObject *py_is_utf8(PyObject *self, PyObject *args) {
-    PyObject *buffer;
-    Py_ssize_t start, end;
-    if (!PyArg_ParseTuple(args, "Onn", &buffer, &start, &end)) return NULL;
-    Py_buffer view;
-    if (get_range(buffer, &view, start, end)) return NULL;
-    int valid;
-    Py_BEGIN_ALLOW_THREADS;
-    valid = valid_utf8((cursor)view.buf + start, (cursor)view.buf + end);
-    Py_END_ALLOW_THREADS;
-    PyBuffer_Release(&view);
-    return PyBool_FromLong(valid);
+static PyTypeObject ScanType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "perfkit.sources._scan.Scan",
+    .tp_basicsize = sizeof(ScanObject),
+    .tp_dealloc = scan_dealloc,
+    .tp_methods = scan_methods,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_doc = "Rows in the making.",
+};
+
+static PyObject *py_begin(PyObject *module, PyObject *args) {
+    PyObject *capsule;
+    long long base_ns;
+    Py_ssize_t expected;
+    if (!PyArg_ParseTuple(args, "OLn", &capsule, &base_ns, &expected)) return NULL;
+    Plan *plan = PyCapsule_GetPointer(capsule, PLAN_NAME);
+    if (!plan) return NULL;
+    ScanObject *self = PyObject_New(ScanObject, &ScanType);
+    if (!self) return NULL;
+    Scan *s = plan->n_spares ? plan->spares[--plan->n_spares] : scan_new(plan);
+    self->scan = s;
+    self->plan = Py_NewRef(capsule);
+    int64_t guess = expected / 200 + 64;
+    if (!s || (s->groups[0].cap < guess && group_reserve(&s->groups[0], guess))) {
+        if (s) scan_free(s); /* some columns may have grown and others not */
+        self->scan = NULL;
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    s->base_ns = base_ns;
+    return (PyObject *)self;
 }
 
 static PyMethodDef methods[] = {
     {"compile_plan", py_compile_plan, METH_VARARGS, "compile_plan(groups, fields, ph, raw_args, unknown_args) -> plan"},
-    {"scan", py_scan, METH_VARARGS, "scan(buffer, start, end, plan, base_ns) -> (status, consumed, events, not_events, memory, groups)"},
-    {"is_utf8", py_is_utf8, METH_VARARGS, "is_utf8(buffer, start, end) -> bool"},
+    {"begin", py_begin, METH_VARARGS, "begin(plan, base_ns, expected_bytes) -> Scan"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -1616,7 +1764,7 @@ PyMODINIT_FUNC PyInit__scan(void) {
     secret[0] |= 1, secret[1] |= 1;
     c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
     if (!c_locale) return PyErr_NoMemory();
-    if (PyType_Ready(&OwnedType) < 0) return NULL;
+    if (PyType_Ready(&OwnedType) < 0 || PyType_Ready(&ScanType) < 0) return NULL;
     PyObject *m = PyModule_Create(&module);
     if (m) {
         PyModule_AddIntConstant(m, "PADDING", PADDING);

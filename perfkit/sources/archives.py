@@ -14,6 +14,7 @@ into memory, and wants to seek.
 
 from __future__ import annotations
 
+import io
 import stat
 import struct
 import tarfile
@@ -34,6 +35,7 @@ from perfkit.sources.inputs import (
     ZstdStream,
     open_regular,
 )
+from perfkit.sources.remote import RemoteFile
 
 TAR_BLOCK = 512
 ZIP_MAGIC = b"PK\x03\x04"
@@ -221,13 +223,14 @@ def _skip(stream: Stream, count: int, *, slack: int) -> bool:
 # --- zip ------------------------------------------------------------------------------------------
 
 
-def zip_members(file: Path, *, path: str, limits: Limits | None = None) -> list[Member]:
+def zip_members(file: Path | RemoteFile, *, path: str, limits: Limits | None = None) -> list[Member]:
     """List the members of a zip archive in the order of its directory."""
     limits = limits or Limits()
     with open_regular(file, path=path) as raw:
         _check_directory_size(raw, path, limits)
         try:
-            with zipfile.ZipFile(raw) as archive:
+            whole = raw if isinstance(raw, io.FileIO) else io.BufferedReader(raw)  # a piece is not all of a directory
+            with zipfile.ZipFile(whole) as archive:
                 infos = archive.infolist()
                 directory_at = archive.start_dir
         except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OSError) as error:
@@ -309,7 +312,7 @@ def _check_directory_size(raw: Any, path: str, limits: Limits) -> None:
 class ZipStream(Stream):
     """A zip member without its zip compression; its declared size and checksum are checked."""
 
-    def __init__(self, file: Path, member: Member, *, path: str, limits: Limits) -> None:
+    def __init__(self, file: Path | RemoteFile, member: Member, *, path: str, limits: Limits) -> None:
         super().__init__(path, limits)
         self._crc = 0
         self._member = member
@@ -355,7 +358,7 @@ class ZipStream(Stream):
         super().close()
 
 
-def raw_member(file: Path, member: Member, *, path: str, limits: Limits) -> Stream:
+def raw_member(file: Path | RemoteFile, member: Member, *, path: str, limits: Limits) -> Stream:
     """Open the stored bytes of a zip member, still compressed."""
     with open_regular(file, path=path) as raw:
         raw.seek(member.offset)
@@ -376,7 +379,7 @@ def raw_member(file: Path, member: Member, *, path: str, limits: Limits) -> Stre
     )
 
 
-def open_member(file: Path, member: Member, *, path: str, limits: Limits) -> Stream:
+def open_member(file: Path | RemoteFile, member: Member, *, path: str, limits: Limits) -> Stream:
     """Open a member where it lies; an archive of thousands is not walked again for each."""
     if member.is_zipped:
         return ZipStream(file, member, path=path, limits=limits)

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 if TYPE_CHECKING:
     from perfkit.sources.archives import Member
+    from perfkit.sources.remote import RemoteFile
 
 QUALITY_KINDS: dict[str, str] = {
     "truncated": "the file ends in the middle; everything before the cut was kept",
@@ -145,9 +146,9 @@ class Input:
     path: str
     """What the user sees: the file, or `archive.tar.gz!member`."""
     kind: str
-    """`kineto`, `nsys-sqlite`, `nsys-parquet`, `torchtitan`, `megatron`."""
-    file: Path
-    """A local file (or folder, for nsys-parquet) that `opener` opens."""
+    """`kineto`, `nsys-sqlite`, `nsys-parquet`, `torchtitan`, `megatron`, `bytedance`."""
+    file: Path | RemoteFile
+    """A local file (or folder, for nsys-parquet), or one in object storage, that `open` opens."""
     size_bytes: int
     """Stored size, compressed if it is."""
     fingerprint: str

@@ -2,8 +2,9 @@
 
     find_inputs(paths, spool=folder) -> Found(inputs, rejected, ignored)
 
-Each path is a file, a folder or an archive. Nothing raises: a file that cannot be used becomes one
-`InputError` (path, reason, next step) in `rejected`, and the search goes on.
+Each path is a file, a folder or an archive, here or in object storage (`s3://…`, which is listed once and read in
+place: only databases and parquet, which cannot be streamed, are copied). Nothing raises: a file that cannot be used
+becomes one `InputError` (path, reason, next step) in `rejected`, and the search goes on.
 
 What a file is, `perfkit.sources.kinds` says; where files are is found here. The tables of an nsys parquetdir
 export are one input, as a folder or inside an archive.
@@ -18,8 +19,11 @@ import contextlib
 import hashlib
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +38,7 @@ from perfkit.sources.inputs import (
     decompress,
     file_kind,
     fingerprint,
+    open_stored,
     os_error,
     shown_path,
 )
@@ -49,12 +54,18 @@ from perfkit.sources.kinds import (
     log_kind,
     nsys_exports,
 )
+from perfkit.sources.remote import RemoteFile, list_remote
+from perfkit.store.filesystems import is_remote
 
 STORE_MARKER = "perfkit-store.json"
 SPOOL_MARKER = "perfkit-spool.json"
 LOG_SEARCH_BYTES = 32 << 20
 """How far into a text file a training log may begin: a job's launcher and its start-up print before it."""
 LOG_LINE_BYTES = 4096
+REMOTE_AT_ONCE = 16
+"""Requests under way while remote files are looked at: latency, not work."""
+REMOTE_HEADS = 256
+"""Remote files whose heads are held at once."""
 MAX_REFUSALS = 50
 """Lines about refused members of one archive; the rest are counted in one more."""
 
@@ -78,16 +89,25 @@ class Found:
 
 
 def find_inputs(
-    paths: Iterable[str | os.PathLike[str]], *, limits: Limits | None = None, spool: Path | None = None
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    limits: Limits | None = None,
+    spool: Path | None = None,
+    identify: bool = True,
 ) -> Found:
     """Find every input under `paths`.
 
     Members of compressed tar archives, and databases and parquet that are inside something, are copied to
     `spool` (the caller makes and deletes it); without it they are rejected. All else is opened in place.
+
+    Without `identify` traces are not read for their fingerprints: see `identified`.
     """
-    search = _Search(limits or Limits(), spool)
+    search = _Search(limits or Limits(), spool, identify)
     for path in paths:
-        search.path(Path(path))
+        if is_remote(path):
+            search.remote(os.fspath(path))
+        else:
+            search.path(Path(path))
     found = search.found
     found.inputs.sort(key=lambda input: input.path)
     found.rejected.sort(key=lambda error: (error.path, error.message))
@@ -95,12 +115,25 @@ def find_inputs(
     return found
 
 
+class Head(NamedTuple):
+    """The first bytes of a file, or why they cannot be read."""
+
+    data: bytes
+    complete: bool
+    error: InputError | None = None
+
+
+def read_head(stream: Stream) -> Head:
+    """Read what is looked at to tell what a file is."""
+    return Head(stream.read(HEAD_BYTES) or b"", not stream.read(1))
+
+
 @dataclass(slots=True)
 class _Candidate:
     """Stored bytes that may be an input."""
 
     path: str
-    file: Path
+    file: Path | RemoteFile
     size_bytes: int
     named: bool
     """The user named this very file."""
@@ -108,11 +141,15 @@ class _Candidate:
     """What it is in an archive."""
     spooled: bool = False
     """`file` is a copy of its own, no longer the archive."""
+    below: str | None = None
+    """Name below the remote folder that was listed."""
+    head: Head | None = None
+    """If it has been read already."""
     open: Callable[[], Stream] = field(kw_only=True)
 
     @property
     def name(self) -> str | None:
-        return None if self.packed is None else self.packed.name
+        return self.below if self.packed is None else self.packed.name
 
     @property
     def member(self) -> archives.Member | None:
@@ -122,9 +159,10 @@ class _Candidate:
 class _Search:
     """One search: what was found so far, and what it has cost."""
 
-    def __init__(self, limits: Limits, spool: Path | None) -> None:
+    def __init__(self, limits: Limits, spool: Path | None, identify: bool) -> None:
         self.limits = limits
         self.spool = spool
+        self.identify = identify
         self.found = Found()
         self._seen: dict[Path, str] = {}
         self._taken: set[Path] = set()  # files of exports that are inputs as a whole
@@ -250,6 +288,74 @@ class _Search:
         self._seen[real] = shown_path(path)
         return True
 
+    # object storage
+
+    def remote(self, uri: str) -> None:
+        """Take a URI that the user named: a file, or everything below it."""
+        try:
+            files = list_remote(uri)
+        except InputError as error:
+            self._reject(error)
+            return
+        root = uri.split("?")[0].rstrip("/")
+        named = len(files) == 1 and files[0].shown == root
+        wanted = files if named else self._wanted_below(root, files)
+        before = len(self.found.inputs) + len(self.found.rejected), len(self.found.ignored)
+        for start in range(0, len(wanted), REMOTE_HEADS):
+            some = wanted[start : start + REMOTE_HEADS]
+            with ThreadPoolExecutor(REMOTE_AT_ONCE) as pool:
+                heads = list(pool.map(self._remote_head, some))
+            for file, head in zip(some, heads, strict=True):
+                self._candidate(
+                    _Candidate(
+                        file.shown, file, file.size_bytes, named, head=head,
+                        below=None if named else file.shown.removeprefix(f"{root}/"), open=partial(self._open, file),
+                    )
+                )  # fmt: skip
+        self._release(root, "/")
+        if len(self.found.inputs) + len(self.found.rejected) > before[0]:
+            return
+        skipped = self.found.ignored[before[1] :]
+        self._reject(
+            UnsupportedInput(
+                f"no trace among {len(skipped)} files" if skipped else "nothing there",
+                path=uri,
+                next_step="give the folder that the profiler wrote its traces to" if skipped else "check the path",
+            )
+        )
+
+    def _wanted_below(self, root: str, files: list[RemoteFile]) -> list[RemoteFile]:
+        """Leave out what is hidden, and what perfkit itself wrote."""
+        from perfkit.store.layout import TOP_LEVEL
+
+        folders = Counter(file.shown.rpartition("/")[0] for file in files if file.name == STORE_MARKER)
+        spools = {file.shown.rpartition("/")[0] for file in files if file.name == SPOOL_MARKER}
+        for folder in spools:
+            self._reject(
+                UnsupportedInput("a spool", path=folder, next_step="copy it to a local disk and ingest it from there")
+            )
+        for folder in folders:
+            self._ignore(f"{folder}/{STORE_MARKER}", "a perfkit store; its tables are not looked at")
+        stored = tuple(f"{folder}/{name}" for folder in folders for name in TOP_LEVEL)
+        wanted = []
+        for file in files:
+            parts = file.shown.removeprefix(f"{root}/").split("/")
+            if any(part.startswith(".") or part == "__MACOSX" for part in parts):
+                self._ignore(file.shown, "hidden")
+            elif file.size_bytes and not file.shown.startswith((*stored, *(f"{folder}/" for folder in spools))):
+                wanted.append(file)
+        return wanted
+
+    def _open(self, file: RemoteFile) -> Stream:
+        return SliceStream(file, path=file.shown, limits=self.limits)
+
+    def _remote_head(self, file: RemoteFile) -> Head:
+        try:
+            with self._open(file) as stream:
+                return read_head(stream)
+        except InputError as error:
+            return Head(b"", True, error)
+
     # nsys exports in parquet
 
     def _export(self, folder: Path, entries: list[os.DirEntry[str]]) -> None:
@@ -285,12 +391,12 @@ class _Search:
             Input(path=path, kind="nsys-parquet", file=folder, size_bytes=size, fingerprint=digest.hexdigest())
         )
 
-    def _release(self, archive: _Candidate) -> None:
-        """Decide what the parquet files of an archive are, now that all their names are known."""
+    def _release(self, where: str, separator: str = "!") -> None:
+        """Decide what the parquet files of an archive or remote folder are, now that all their names are known."""
         held = {candidate.name or "": (candidate, verdict) for candidate, verdict in self._held}
         self._held = []
         for root, names in nsys_exports(held).items():
-            shown = archive.path if root in ("", ".") else f"{archive.path}!{archives.shown_name(root)}"
+            shown = where if root in ("", ".") else f"{where}{separator}{archives.shown_name(root)}"
             with self._one_line(shown, named=False):
                 self._unpack_export({name: held.pop(member) for name, member in names.items()}, path=shown)
         for candidate, verdict in held.values():
@@ -308,19 +414,24 @@ class _Search:
             target = folder / table / f"{number:06d}.parquet" if slash else folder / table
             with self._one_line(candidate.path, named=False):
                 target.parent.mkdir(mode=0o700, exist_ok=True)
-                files[name] = self._own_file(candidate, verdict).file.rename(target)
+                files[name] = _local(self._own_file(candidate, verdict)).rename(target)
         if files:
             self._add_export(folder, files, path=path)
 
     def _projection(self, candidate: _Candidate, verdict: Verdict) -> None:
-        """Check that a parquet file is a projection that an nsys recipe made; parquet is read from its end."""
+        """Check that a parquet file is a projection of an nsys recipe, or an op trace; parquet is read from its end."""
         own = self._own_file(candidate, verdict)
+        from perfkit.sources.bytedance import has_op_columns  # only then: it is not needed to look at a trace
+
+        if has_op_columns(_local(own)):
+            self._add(own, Verdict("bytedance", "none"))
+            return
         try:
-            check_nsys_projection(own.file, path=candidate.path)
+            check_nsys_projection(_local(own), path=candidate.path)
         except InputError:
             if own.spooled:
-                self._spooled_bytes -= own.file.stat().st_size
-                own.file.unlink()
+                self._spooled_bytes -= _local(own).stat().st_size
+                _local(own).unlink()
             raise
         self._add(own, Verdict("nsys-parquet", "none"))
 
@@ -343,9 +454,13 @@ class _Search:
     def _candidate(self, candidate: _Candidate) -> None:
         """Find out what it is and record it; whatever is wrong with it becomes one line."""
         with self._one_line(candidate.path, named=candidate.named):
-            with candidate.open() as stream:
-                head = stream.read(HEAD_BYTES) or b""
-                complete = not stream.read(1)
+            if candidate.head is None:
+                with candidate.open() as stream:
+                    candidate.head = read_head(stream)
+            head, complete, unreadable = candidate.head
+            candidate.head = None
+            if unreadable is not None:
+                raise unreadable
             try:
                 verdict = classify(head, path=candidate.path, complete=complete, limits=self.limits)
             except NotATrace:
@@ -362,7 +477,7 @@ class _Search:
                 self._add(candidate, verdict)
             elif verdict.kind == "nsys-sqlite":
                 own = self._own_file(candidate, verdict)
-                check_nsys_tables(own.file, path=candidate.path)
+                check_nsys_tables(_local(own), path=candidate.path)
                 self._add(own, Verdict("nsys-sqlite", "none"))
             elif candidate.name is None:
                 self._projection(candidate, verdict)
@@ -384,15 +499,13 @@ class _Search:
         return None
 
     def _add(self, candidate: _Candidate, verdict: Verdict) -> None:
-        with candidate.open() as stream:
-            identity = fingerprint(stream)
         self.found.inputs.append(
             Input(
                 path=candidate.path,
                 kind=verdict.kind,
                 file=candidate.file,
                 size_bytes=candidate.size_bytes,
-                fingerprint=identity,
+                fingerprint=_identity(candidate) if self.identify else "",
                 compression=verdict.compression,
                 member=candidate.member,
             )
@@ -400,7 +513,8 @@ class _Search:
 
     def _own_file(self, candidate: _Candidate, verdict: Verdict) -> _Candidate:
         """Return a candidate whose `file` has just its uncompressed bytes; SQLite and parquet need one."""
-        if candidate.member is None and verdict.compression == "none":
+        here = candidate.spooled or not isinstance(candidate.file, RemoteFile)
+        if here and candidate.member is None and verdict.compression == "none":
             return candidate
         with decompress(candidate.open, verdict.compression, path=candidate.path, limits=self.limits) as stream:
             file = self._to_spool(stream)
@@ -408,18 +522,21 @@ class _Search:
                 raise CorruptInput(
                     stream.problem, path=candidate.path, next_step="copy it again from where it was made"
                 )
-        return replace(candidate, file=file, spooled=True)
+        own = replace(candidate, file=file, spooled=True)
+        if not here:  # the copy tells what it is without being fetched again
+            own.open = partial(SliceStream, file, path=candidate.path, limits=self.limits)
+        return own
 
     # archives
 
     def _archive(self, candidate: _Candidate, verdict: Verdict) -> None:
-        if candidate.name is not None:
+        if candidate.packed is not None:
             raise UnsupportedInput(
                 "an archive inside an archive",
                 path=candidate.path,
                 next_step="unpack the outer archive and give the folder",
             )
-        before = len(self.found.inputs) + len(self.found.rejected)
+        before, held = len(self.found.inputs) + len(self.found.rejected), len(self._held)
         if verdict.kind == "zip" and verdict.compression != "none":
             raise UnsupportedInput(
                 "a compressed zip archive", path=candidate.path, next_step="decompress it and give the zip"
@@ -430,7 +547,9 @@ class _Search:
             else:
                 self._tar(candidate, verdict.compression)
         finally:  # also of what came before a cut
-            self._release(candidate)
+            self._held, outside = self._held[held:], self._held[:held]
+            self._release(candidate.path)
+            self._held = outside
         if len(self.found.inputs) + len(self.found.rejected) == before:
             raise UnsupportedInput(
                 "an archive without a trace in it", path=candidate.path, next_step="give a trace file"
@@ -483,7 +602,7 @@ class _Search:
                     next_step="copy it again from where it was made",
                 )
 
-    def _member(self, archive: Path, member: archives.Member, shown: str) -> None:
+    def _member(self, archive: Path | RemoteFile, member: archives.Member, shown: str) -> None:
         """Take a member that can be read where it is."""
 
         def open_member() -> Stream:
@@ -547,6 +666,32 @@ class _Search:
 _SAME_FILE = "the same file as"
 
 
+def identified(input: Input, limits: Limits | None = None) -> Input:
+    """Return the input with its fingerprint, if it was found without one."""
+    if input.fingerprint:
+        return input
+    candidate = _Candidate(
+        input.path, input.file, input.size_bytes, False, input.member, open=lambda: open_stored(input, limits=limits)
+    )
+    return replace(input, fingerprint=_identity(candidate))
+
+
+def _local(candidate: _Candidate) -> Path:
+    """Return the file of a candidate that is here, or was copied here."""
+    assert isinstance(candidate.file, Path), candidate.path
+    return candidate.file
+
+
+def _identity(candidate: _Candidate) -> str:
+    """Identify the stored bytes; a remote file by its address, size and time, so that it is not read for that."""
+    file = candidate.file
+    if candidate.member is None and isinstance(file, RemoteFile) and file.mtime_ns is not None:
+        text = f"{file.shown}\0{file.size_bytes}\0{file.mtime_ns}"
+        return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    with candidate.open() as stream:
+        return fingerprint(stream)
+
+
 class _Joined(Stream):
     """A member of an archive that is being walked: its head, already read, and the rest."""
 
@@ -562,4 +707,4 @@ class _Joined(Stream):
         return count
 
 
-__all__ = ["Found", "Ignored", "NotATrace", "Verdict", "classify", "find_inputs"]
+__all__ = ["Found", "Ignored", "NotATrace", "Verdict", "classify", "find_inputs", "identified"]

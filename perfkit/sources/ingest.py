@@ -19,17 +19,20 @@ from typing import Any
 
 from perfkit.engine.base import Engine
 from perfkit.engine.local import LocalEngine, available_cpus
+from perfkit.engine.shards import Shard
 from perfkit.errors import InputError, PerfkitError, StoreError, UsageError
 from perfkit.sources.base import Input, PartInfo, ReadOptions
-from perfkit.sources.detect import Ignored, find_inputs
+from perfkit.sources.detect import Found, Ignored, find_inputs, identified
 from perfkit.sources.inputs import Limits, os_error, shown_path
 from perfkit.sources.ranks import PlannedInput, PlannedPart, TimeRange, plan_parts
 from perfkit.sources.unpacking import unpacking_folder
-from perfkit.sources.work import GroupWork, InputResult, content_key, ingest_group, peek
+from perfkit.sources.work import GroupWork, InputResult, content_key, ingest_group, peek_all
 from perfkit.store import Store
 from perfkit.store.commits import Commit
 from perfkit.store.files import StoreFull
+from perfkit.store.filesystems import is_remote
 from perfkit.store.layout import RunKey
+from perfkit.store.retention import REMOVED
 
 _SUFFIXES = re.compile(r"(\.pt)?(\.trace)?\.(json|sqlite|db|tar|zip|tgz)(\.gz|\.zst)?$|\.(gz|zst)$", re.IGNORECASE)
 
@@ -74,6 +77,8 @@ class IngestReport:
     ignored: list[Ignored] = field(default_factory=list)
     spools: list[str] = field(default_factory=list)
     """Folders of ranks in a spool; the run they belong to is the one that they name."""
+    shard: Shard | None = None
+    """The share of the files that this ingest took on."""
     full: StoreFull | None = None
     """Set when the store took no more; `rejected` then has one line for all files that this concerns."""
     seconds: float = 0.0
@@ -130,13 +135,15 @@ def ingest(
     keep_args: bool = False,
     workers: int | None = None,
     engine: Engine | None = None,
+    shard: Shard | None = None,
     scanner: str = "auto",
     limits: Limits | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> IngestReport:
     """Ingest trace files, folders and archives.
 
-    `run` defaults to the name of the folder or file. `on_progress(done, total)` counts stored bytes.
+    `run` defaults to the name of the folder or file. `on_progress(done, total)` counts stored bytes. With a
+    `shard`, all files are looked at and that share of the ranks is ingested: n processes do the work of one.
     Nothing raises because of one bad file: see `rejected` of the report.
     """
     started = time.perf_counter()
@@ -146,23 +153,28 @@ def ingest(
     if workers is not None and workers < 1:
         raise UsageError(f"workers must be at least 1, is {workers}")
     report = IngestReport(os.fspath(store), shown_path(cluster), shown_path(run or default_run(listed)), attempt)
+    report.shard = shard
     RunKey(report.cluster, report.run, attempt).check()
     lake = Store(report.store)
     options = ReadOptions(keep_args=keep_args, scanner=scanner)
     with unpacking_folder() as spool:
-        found = find_inputs(listed, limits=limits, spool=spool)
+        found = find_inputs(listed, limits=limits, spool=spool, identify=shard is None)
         report.rejected, report.ignored = list(found.rejected), found.ignored
+        named: dict[str, list[PartInfo]] = {}
+        if shard is not None:
+            named = _take_share(found, shard, report, limits)
         _ingest_spools(found.spools, report, run)
         committed = lake.committed(report.cluster, report.run, attempt)
         fresh, again = _skip_known(found.inputs, committed, options, report)
-        groups = plan_parts(_peek_all(fresh, report), committed)
+        peeked = [(input, named[input.path]) for input in fresh if input.path in named]
+        peeked += peek_all((input for input in fresh if input.path not in named), report.rejected)
+        groups = plan_parts(peeked, committed)
         if groups or again:
             lake.create()  # a store that cannot be written is one error, not one per file
-        cpus = workers or available_cpus()
-        if workers is None and sum(map(_expected_bytes, fresh)) < WORKERS_PAY_BYTES:
-            cpus = 1
-        runner = engine or LocalEngine(cpus)
-        options = replace(options, threads=max(1, cpus // max(1, len(groups))))
+        cpus = 1 if engine is not None else workers or available_cpus()
+        small = workers is None and sum(map(_expected_bytes, fresh)) < WORKERS_PAY_BYTES
+        runner = engine or LocalEngine(1 if small else cpus)
+        options = replace(options, threads=min(cpus, 4) if small else max(1, cpus // max(1, len(groups))))
         progress = _Progress([*fresh, *(item.input for item in again)], on_progress)
         works = [_work(report, group, committed, options) for group in groups]
         works += [_work(report, [item], (), options, replacing=True) for item in again]
@@ -177,7 +189,10 @@ def ingest(
             report.rejected.append(
                 InputError("other ingests into this run are always faster", path=input.path, next_step="run it again")
             )
-    if any(file.rank_source != "spool" for file in report.files):
+    if shard is not None and report.full is None:
+        where = report.cluster, report.run, attempt
+        lake.note_shard(*where, index=shard.index, count=shard.count, ranks=report.ranks)
+    if any(file.rank_source != "spool" for file in report.files) and not (shard and shard.index):
         try:
             lake.finalise(report.cluster, report.run, attempt)
         except StoreFull as error:  # what is committed stays, and the next ingest writes what is missing
@@ -220,9 +235,34 @@ def _ingest_spools(folders: Sequence[Path], report: IngestReport, run: str | Non
         )  # fmt: skip
 
 
+def _take_share(found: Found, shard: Shard, report: IngestReport, limits: Limits | None) -> dict[str, list[PartInfo]]:
+    """Keep of what was found the share of one shard, and return which ranks its files have.
+
+    All shards divide the same list, so files of one rank stay together and files without a rank get the number that
+    they would have without shards. What is wrong with a file, the first shard says for all.
+    """
+    rejected: list[InputError] = []
+    groups = plan_parts(peek_all(found.inputs, rejected), ())
+    if shard.index:
+        report.rejected, report.ignored = [], []
+    else:
+        report.rejected += rejected
+    found.spools = [folder for number, folder in enumerate(found.spools) if number % shard.count == shard.index]
+    own = [item for group in shard.take(groups, _group_bytes) for item in group]
+    found.inputs = sorted((identified(item.input, limits) for item in own), key=lambda input: input.path)
+    return {
+        item.input.path: [PartInfo(rank=part.rank, rank_source=part.rank_source) for part in item.parts] for item in own
+    }
+
+
+def _group_bytes(group: Sequence[PlannedInput]) -> float:
+    return sum(_expected_bytes(item.input) for item in group)
+
+
 def default_run(paths: Sequence[str | os.PathLike[str]]) -> str:
     """Name a run after what was given: the file without its endings, the folder, or the common folder."""
-    absolute = [Path(shown_path(path)).absolute() for path in paths]
+    shown = [shown_path(path).split("?")[0] if is_remote(path) else shown_path(path) for path in paths]
+    absolute = [Path(path).absolute() for path in shown]
     if len(absolute) == 1:
         name = absolute[0].name
         return _SUFFIXES.sub("", name) or name or "run"
@@ -250,7 +290,9 @@ def _skip_known(
         commits = sorted(by_content.get(input.fingerprint, []), key=lambda commit: commit.fingerprint)
         if not commits or len(commits) < commits[0].extra.get("parts", 1):
             fresh.append(input)
-        elif {c.fingerprint for c in commits} == {content_key(input, k, options) for k in range(len(commits))}:
+        elif not any(REMOVED in c.extra for c in commits) and {c.fingerprint for c in commits} == {
+            content_key(input, k, options) for k in range(len(commits))
+        }:
             report.files.append(_already_there(input, commits))
         else:
             parts = (PlannedPart(c.rank, c.segment, c.rank_source or "source") for c in commits)
@@ -270,20 +312,6 @@ def _already_there(input: Input, commits: Sequence[Commit]) -> IngestedFile:
         seconds=0.0,
         notes=[dict(oddity) for commit in commits for oddity in commit.oddities],
     )
-
-
-def _peek_all(inputs: Iterable[Input], report: IngestReport) -> list[tuple[Input, list[PartInfo]]]:
-    peeked = []
-    for input in inputs:
-        try:
-            parts = peek(input)
-        except InputError as error:
-            report.rejected.append(error)
-        except OSError as error:
-            report.rejected.append(os_error(error, input.path))
-        else:
-            peeked.append((input, parts))
-    return peeked
 
 
 def _work(

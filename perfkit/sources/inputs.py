@@ -32,6 +32,7 @@ from isal import isal_zlib
 
 from perfkit.errors import CorruptInput, InputError, UnsafeInput, UnsupportedInput
 from perfkit.sources.base import Input
+from perfkit.sources.remote import RemoteFile, RemoteIO
 
 READ_BYTES = 1 << 17
 """Compressed bytes per read: larger reads make the decoder copy a longer unread tail."""
@@ -94,6 +95,8 @@ class Stream(_RawIO):
         self.problem: str | None = None
         """What is wrong with the stored bytes, once the stream got there."""
         self.bytes_out = 0
+        self.slow = True
+        """Reading takes long enough (decompression, a network) to be worth a thread beside the parser."""
         self._pending = b""
 
     def readable(self) -> bool:
@@ -149,10 +152,17 @@ class SliceStream(Stream):
     """Stored bytes as they are: a whole file, or `length` bytes of it from `offset`."""
 
     def __init__(
-        self, file: Path, *, path: str, offset: int = 0, length: int | None = None, limits: Limits | None = None
+        self,
+        file: Path | RemoteFile,
+        *,
+        path: str,
+        offset: int = 0,
+        length: int | None = None,
+        limits: Limits | None = None,
     ) -> None:
         super().__init__(path, limits or Limits())
         self._left = length
+        self.slow = not isinstance(file, Path)
         self._file = open_regular(file, path=path)
         if offset:
             self._file.seek(offset)
@@ -173,10 +183,21 @@ class SliceStream(Stream):
             self._left -= count
         return count
 
+    def where(self) -> tuple[int, int, int] | None:
+        """Return descriptor, position and length of what is left, if it can be read from a local file in any order."""
+        if self.slow or self._pending or not hasattr(os, "preadv"):
+            return None
+        file, at = self._file.fileno(), self._file.tell()
+        left = os.fstat(file).st_size - at
+        if self._left is not None:
+            return (file, at, self._left) if self._left <= left else None
+        return file, at, max(0, left)
+
     def skip(self, count: int, *, slack: int = 0) -> bool:
         """Go forward without reading; False if the file ends more than `slack` bytes before that."""
-        left = os.fstat(self._file.fileno()).st_size - self._file.tell()
-        self._file.seek(count, os.SEEK_CUR)
+        at = self._file.tell()
+        left = self._file.seek(0, os.SEEK_END) - at
+        self._file.seek(at + count)
         self.bytes_out += count
         return count <= left + slack
 
@@ -390,8 +411,10 @@ class ZstdStream(_Decoder):
                 yield piece
 
 
-def open_regular(file: Path, *, path: str) -> io.FileIO:
+def open_regular(file: Path | RemoteFile, *, path: str) -> io.FileIO | RemoteIO:
     """Open a regular file for reading; a pipe, socket or device is refused and never waited for."""
+    if isinstance(file, RemoteFile):
+        return file.open()
     try:
         # Without O_NONBLOCK, opening a named pipe would wait for a writer for ever.
         descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
@@ -432,6 +455,12 @@ def decompress(reopen: Callable[[], Stream], compression: str, *, path: str, lim
     if compression == "zstd":
         return ZstdStream(reopen, path=path, limits=limits)
     raise UnsupportedInput(f"compressed with {compression}", path=path, next_step="decompress it, or use gzip or zstd")
+
+
+def local_file(input: Input) -> Path:
+    """Return the local file of an input of a kind that is always local: databases and parquet."""
+    assert isinstance(input.file, Path), input.path
+    return input.file
 
 
 def local_copy(input: Input, folder: Path, *, limits: Limits | None = None) -> Path:

@@ -15,22 +15,24 @@ front of the next chunk and that one is scanned again. So no layout is assumed, 
 from __future__ import annotations
 
 import json
-import mmap
 import queue
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Generic, TypeVar
 
 from perfkit.errors import CorruptInput, UnsafeInput, UnsupportedInput
-from perfkit.sources.scan import PADDING, Buffer, Plan, ScanResult, Status, is_utf8, scan_chunk
+from perfkit.sources.chunks import Chunk, Chunks, FileChunks, Memory, fresh_buffer, prefetch
+from perfkit.sources.inputs import SliceStream
+from perfkit.sources.scan import PADDING, Plan, ScanResult, Status, have_c_scanner, scan_chunk, scan_slices
 
 CHUNK_BYTES = 4 << 20
 """Of a buffer: whole huge pages, small enough to keep two cores busy with a file of 30 MB."""
+SLICE_BYTES = 1 << 20
+"""Of what is read from a file at once: stays in the second-level cache."""
 MAX_HEAD_BYTES = 256 << 20
 """Keys before traceEvents (process groups of a large job are megabytes), and keys after it."""
 MAX_EVENT_BYTES = 256 << 20
@@ -39,7 +41,6 @@ MAX_EVENT_BYTES = 256 << 20
 T = TypeVar("T")
 
 _SPACE = re.compile(r"[ \t\n\r]*")
-_BETWEEN = re.compile(rb"\s*,\s*\{\s*\"[^\"\\]*\"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +50,6 @@ class Problem:
     kind: str
     """`truncated`, `invalid_json`, or `trailing_data` if all events were read."""
     detail: str
-
-
-@dataclass(slots=True)
-class _Chunk:
-    data: bytearray | mmap.mmap
-    end: int
-    offset: int
-    """Byte offset in the uncompressed file."""
 
 
 @dataclass(slots=True)
@@ -78,14 +71,20 @@ class TraceWalk(Generic[T]):
         """Top-level keys that occur twice; the first one counts."""
         self.replaced = 0
         """Places that were not UTF-8."""
-        self.bytes_read = 0
+        self._chunks: Chunks | FileChunks | None = None
+        self._head_bytes = 0
         self._stream, self._path, self._scanner, self._threads = stream, path, scanner, threads
         self._chunk_bytes = CHUNK_BYTES * (2 if threads == 1 else 1)  # alone, fewer and larger chunks cost less
         self._rest = b""
         self._offset = 0
         self._is_list = False
-        self._separator: bytes | None = None
-        self._free: queue.SimpleQueue[bytearray | mmap.mmap] = queue.SimpleQueue()
+        self._by_c = have_c_scanner() and scanner != "python"
+        self._slices: queue.SimpleQueue[Memory] = queue.SimpleQueue()
+
+    @property
+    def bytes_read(self) -> int:
+        """Uncompressed bytes so far."""
+        return self._head_bytes + (self._chunks.bytes_read if self._chunks else 0)
 
     # ------------------------------------------------------------ head and foot
 
@@ -243,15 +242,17 @@ class TraceWalk(Generic[T]):
         """
         foot: bytearray | None = None
         carried, first, stop = b"", 0, threading.Event()
-        waiting: deque[tuple[_Chunk, Future[_Scanned[T]]]] = deque()
+        waiting: deque[tuple[Chunk, Future[_Scanned[T]]]] = deque()
 
-        def work(chunk: _Chunk) -> _Scanned[T]:
+        def work(chunk: Chunk) -> _Scanned[T]:
             result, repaired = self._scan_one(chunk, plan, base_ns)
             made = then(result) if result.num_events or result.not_events else None
             return _Scanned(result, repaired, made)
 
+        source = self._chunks = self._open_chunks()
         with _pool(self._threads) as pool:
-            chunks = _prefetch(self._chunks(), stop)
+            beside = getattr(self._stream, "slow", False)
+            chunks: Iterator[Chunk] = prefetch(iter(source), stop) if beside else iter(source)
             more = True
             try:
                 while more or waiting:
@@ -265,7 +266,7 @@ class TraceWalk(Generic[T]):
                         break
                     chunk, future = waiting.popleft()
                     if foot is not None:
-                        foot += memoryview(chunk.data)[: chunk.end]
+                        foot += chunk.rest(0)
                         if len(foot) > MAX_HEAD_BYTES:
                             break
                         continue
@@ -280,28 +281,23 @@ class TraceWalk(Generic[T]):
                     if scanned.made is not None:
                         yield first, scanned.made
                         first += result.num_events
-                    text = (
-                        memoryview(chunk.data)[: chunk.end]
-                        if scanned.repaired is None
-                        else memoryview(scanned.repaired)
-                    )
+                    rest = scanned.repaired[result.consumed :] if scanned.repaired else chunk.rest(result.consumed)
                     if result.status == Status.END:
-                        foot, carried = bytearray(text[result.consumed :]), b""
+                        foot, carried = bytearray(rest), b""
                     elif result.status in (Status.BAD, Status.DEEP):
                         self._note_broken(result, chunk, scanned.repaired is not None)
                         return
                     else:
-                        carried = bytes(text[result.consumed :])
+                        carried = rest
                         if len(carried) > MAX_EVENT_BYTES:
                             self.problem = Problem(
                                 "invalid_json", f"one event is longer than {MAX_EVENT_BYTES >> 20} MiB"
                             )
                             return
-                    if len(chunk.data) == self._chunk_bytes:
-                        self._free.put(chunk.data)
+                    source.release(chunk)
             finally:
                 stop.set()
-                chunks.close()
+                chunks.close()  # type: ignore[attr-defined]  # both are generators
         self._finish(foot, carried)
 
     def _finish(self, foot: bytearray | None, carried: bytes) -> None:
@@ -315,7 +311,7 @@ class TraceWalk(Generic[T]):
             lost = f"; an unfinished event of {len(carried):,} bytes was lost" if carried.strip() else ""
             self.problem = Problem("truncated", f"the file ends at byte {self.bytes_read:,} inside traceEvents{lost}")
 
-    def _note_broken(self, result: ScanResult, chunk: _Chunk, repaired: bool) -> None:
+    def _note_broken(self, result: ScanResult, chunk: Chunk, repaired: bool) -> None:
         about = "about " if repaired else ""  # replaced bytes have other lengths
         why = "is nested too deeply" if result.status == Status.DEEP else "is not JSON"
         where = chunk.offset + result.consumed
@@ -323,70 +319,47 @@ class TraceWalk(Generic[T]):
             "invalid_json", f"the event at {about}byte {where:,} {why}; what follows it was not read"
         )
 
-    def _scan_one(self, chunk: _Chunk, plan: Plan, base_ns: int) -> tuple[ScanResult, bytes | None]:
+    def _scan_one(self, chunk: Chunk, plan: Plan, base_ns: int) -> tuple[ScanResult, bytes | None]:
         """Scan a chunk; if it is not UTF-8, scan a repaired copy and return that copy too."""
-        repaired = None
-        data: Buffer = chunk.data
-        end = chunk.end
-        if not is_utf8(data, 0, end):
-            text = bytes(memoryview(data)[:end]).decode("utf-8", "replace")
-            repaired = text.encode()
-            data, end = repaired + bytes(PADDING), len(repaired)
-        return scan_chunk(data, 0, end, plan, base_ns=base_ns, scanner=self._scanner), repaired
+        if chunk.data is None and (found := self._scan_slices(chunk, plan, base_ns)):
+            return found, None
+        result = scan_chunk(chunk.load(), 0, chunk.end, plan, base_ns=base_ns, scanner=self._scanner)
+        if result.status != Status.NOT_UTF8:
+            return result, None
+        repaired = chunk.rest(0).decode("utf-8", "replace").encode()
+        data = repaired + bytes(PADDING)
+        return scan_chunk(data, 0, len(repaired), plan, base_ns=base_ns, scanner=self._scanner), repaired
 
-    def _join(self, carried: bytes, chunk: _Chunk) -> _Chunk:
-        data = bytearray(len(carried) + chunk.end + PADDING)
-        data[: len(carried)] = carried
-        data[len(carried) : len(carried) + chunk.end] = memoryview(chunk.data)[: chunk.end]
-        return _Chunk(data, len(carried) + chunk.end, chunk.offset - len(carried))
+    def _scan_slices(self, chunk: Chunk, plan: Plan, base_ns: int) -> ScanResult | None:
+        try:
+            buffer = self._slices.get_nowait()
+        except queue.Empty:
+            buffer = fresh_buffer(SLICE_BYTES)
+        try:
+            return scan_slices(chunk.read_into, chunk.end, buffer, plan, base_ns=base_ns)
+        finally:
+            self._slices.put(buffer)
+
+    def _join(self, carried: bytes, chunk: Chunk) -> Chunk:
+        text = carried + chunk.rest(0)
+        return Chunk(chunk.offset - len(carried), len(text), bytearray(text + bytes(PADDING)))
 
     # ------------------------------------------------------------ bytes
 
     def _read(self, size: int) -> bytes:
         data = bytearray(size)
         count = self._stream.readinto(data)  # type: ignore[attr-defined]  # every raw stream has it
-        self.bytes_read += count
+        self._head_bytes += count
         return bytes(memoryview(data)[:count])
 
-    def _chunks(self) -> Iterator[_Chunk]:
-        """Cut the rest of the stream into chunks that probably end between two events."""
-        tail, offset = self._rest, self._offset
+    def _open_chunks(self) -> Chunks | FileChunks:
+        """Return the rest of the stream in chunks."""
+        head, size = self._rest, self._chunk_bytes
         self._rest = b""
-        self._separator = _learn_separator(tail)
-        while True:
-            data = self._buffer(len(tail))
-            data[: len(tail)] = tail
-            room = memoryview(data)[len(tail) : len(data) - PADDING]
-            count = self._stream.readinto(room)  # type: ignore[attr-defined]  # every raw stream has it
-            self.bytes_read += count
-            filled = len(tail) + count
-            if count < len(room):
-                yield _Chunk(data, filled, offset)
-                return
-            if self._separator is None:
-                self._separator = _learn_separator(bytes(data[: 1 << 20]))
-            cut = _cut(data, filled, self._separator)
-            tail = bytes(memoryview(data)[cut:filled])
-            yield _Chunk(data, cut, offset)
-            offset += cut
-
-    def _buffer(self, needed: int) -> bytearray | mmap.mmap:
-        if needed > self._chunk_bytes // 2:
-            return bytearray(2 * needed + PADDING)
-        try:
-            return self._free.get_nowait()
-        except queue.Empty:
-            return _fresh_buffer(self._chunk_bytes)
-
-
-def _fresh_buffer(size: int) -> bytearray | mmap.mmap:
-    """Return writable memory, in huge pages where the system has them: clearing small ones costs half a scan."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return bytearray(size)
-    buffer = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has small pages only
-    with suppress(OSError):  # a kernel without them
-        buffer.madvise(mmap.MADV_HUGEPAGE)
-    return buffer
+        place = self._stream.where() if isinstance(self._stream, SliceStream) and self._by_c else None
+        if place is None:
+            return Chunks(self._stream, head, self._offset, size)
+        return FileChunks(*place, head, self._offset, size)
 
 
 class _Inline(Executor):
@@ -428,67 +401,3 @@ def _skip_space(text: str, at: int) -> int:
     match = _SPACE.match(text, at)
     assert match is not None  # it matches the empty string
     return match.end()
-
-
-def _learn_separator(data: bytes) -> bytes | None:
-    """Return the bytes from the end of the first event to the first key of the second, None if there is no second."""
-    start = data.find(b"{")
-    if start < 0:
-        return None
-    text = data[start : start + (1 << 20)].decode("utf-8", "surrogateescape")
-    try:
-        _, end = _DECODER.raw_decode(text)
-    except (json.JSONDecodeError, RecursionError):
-        return None
-    rest = text[end : end + 4096].encode("utf-8", "surrogateescape")
-    between = _BETWEEN.match(rest)
-    return b"}" + between[0] if between else None
-
-
-def _cut(data: bytearray | mmap.mmap, filled: int, separator: bytes | None) -> int:
-    """Where to end a chunk: after the last event that the separator shows, else anywhere between two characters."""
-    if separator is not None:
-        found = data.rfind(separator, 0, filled)
-        if found > 0:
-            return found + 1
-    cut = filled
-    while cut > filled - 4 and data[cut - 1] & 0xC0 == 0x80:
-        cut -= 1
-    return cut - 1 if cut > 1 and data[cut - 1] >= 0xC0 else filled
-
-
-def _prefetch(items: Iterator[T], stop: threading.Event) -> Generator[T, None, None]:
-    """Produce `items` in a thread, two ahead, so that reading and decompression run beside the scan."""
-    ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(maxsize=2)
-
-    def put(entry: tuple[T | None, BaseException | None]) -> bool:
-        while not stop.is_set():
-            try:
-                ready.put(entry, timeout=0.05)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    def produce() -> None:
-        try:
-            for item in items:
-                if not put((item, None)):
-                    return
-            put((None, None))
-        except BaseException as error:
-            put((None, error))
-
-    thread = threading.Thread(target=produce, name="perfkit-read", daemon=True)
-    thread.start()
-    try:
-        while True:
-            item, error = ready.get()
-            if error is not None:
-                raise error
-            if item is None:
-                return
-            yield item
-    finally:
-        stop.set()
-        thread.join()

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from perfkit.sources.base import Input, PartInfo
-from perfkit.store.commits import Commit
+
+if TYPE_CHECKING:
+    from perfkit.store.commits import Commit
 
 MAX_RANK = 2**31 - 1
 

@@ -1,6 +1,7 @@
 """An array of JSON objects to Arrow columns, by a plan.
 
     scan_chunk(data, start, end, plan, base_ns=…) -> ScanResult
+    scan_slices(read_into, length, buffer, plan, base_ns=…) -> ScanResult | None     the same, read bit by bit
 
 `data[start:end]` holds elements of a JSON array. Every object becomes a row of group 0, and a row of
 another group if it carries one of that group's fields. Two implementations give the same rows:
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import enum
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -68,6 +70,8 @@ class Status(enum.IntEnum):
     """An element is nested deeper than scan_python.MAX_DEPTH."""
     END = 5
     """The array ended; `consumed` is after its bracket."""
+    NOT_UTF8 = 6
+    """Some bytes are not UTF-8; nothing was read."""
 
 
 ARROW_TYPES = {
@@ -144,14 +148,57 @@ def have_c_scanner() -> bool:
 def scan_chunk(
     data: Buffer, start: int, end: int, plan: Plan, *, base_ns: int = 0, scanner: str = "auto"
 ) -> ScanResult:
-    """Scan `data[start:end]`, which must be valid UTF-8 and be followed by PADDING more bytes."""
+    """Scan `data[start:end]`, which must be followed by PADDING more bytes."""
     if scanner == "python" or (scanner == "auto" and _scan is None):
         return scan_python.scan_chunk(data, start, end, plan, base_ns=base_ns)
     if _scan is None:
         raise ValueError("the C scanner was not built; install a C compiler and reinstall perfkit, or use 'python'")
-    status, consumed, num_events, not_events, owned, groups = _scan.scan(data, start, end, plan.compiled, base_ns)
+    scan = _scan.begin(plan.compiled, base_ns, end - start)
+    status, consumed = scan.feed(data, start, end, True)
+    return _finish(scan, plan, Status(status), consumed)
+
+
+def scan_slices(
+    read_into: Callable[[memoryview, int], int], length: int, buffer: bytearray | mmap.mmap, plan: Plan, *, base_ns: int
+) -> ScanResult | None:
+    """Scan `length` bytes that `read_into(view, start)` copies into `buffer`, slice by slice; needs the C scanner.
+
+    Gives what `scan_chunk` gives of all bytes at once, or None where only that can tell: they are broken somewhere, an
+    element does not fit into the buffer, or there are fewer bytes.
+    """
+    assert _scan is not None
+    scan, view = _scan.begin(plan.compiled, base_ns, length), memoryview(buffer)
+    start = held = 0
+    while True:
+        wanted = min(len(buffer) - PADDING, length - start) - held
+        if read_into(view[held : held + wanted], start + held) < wanted:
+            return None
+        held += wanted
+        last = start + held == length
+        status, consumed = scan.feed(buffer, 0, held, last)
+        if last or status not in (Status.OK, Status.MORE):
+            break
+        if consumed == 0:
+            return None
+        held -= consumed
+        view[:held] = view[consumed : consumed + held]
+        start += consumed
+    if status in (Status.BAD, Status.DEEP, Status.NOT_UTF8):
+        return None
+    if not last:  # the array has ended: is what follows UTF-8 too?
+        rest = bytearray(length - start - consumed)
+        read_into(memoryview(rest), start + consumed)
+        try:
+            rest.decode()
+        except UnicodeDecodeError:
+            return None
+    return _finish(scan, plan, Status(status), start + consumed)
+
+
+def _finish(scan: Any, plan: Plan, status: Status, consumed: int) -> ScanResult:
+    num_events, not_events, owned, groups = scan.finish()
     memory = pa.py_buffer(owned)
-    result = ScanResult(Status(status), consumed, num_events, not_events, [])
+    result = ScanResult(status, consumed, num_events, not_events, [])
     for index, ((rows, event_at, columns), names) in enumerate(zip(groups, plan.groups, strict=True)):
         arrays, labels = [], []
         if index:
@@ -197,14 +244,3 @@ def _to_arrow(
     ends = memory.slice(offsets_at, 4 * (count + 1))
     words = pa.Array.from_buffers(pa.utf8(), count, [None, ends, memory.slice(text_at, text_len)], 0)
     return pa.DictionaryArray.from_arrays(codes, words, safe=False)
-
-
-def is_utf8(data: Buffer, start: int, end: int) -> bool:
-    """Whether `data[start:end]` is valid UTF-8."""
-    if _scan is not None:
-        return bool(_scan.is_utf8(data, start, end))
-    try:
-        memoryview(data)[start:end].tobytes().decode()
-    except UnicodeDecodeError:
-        return False
-    return True

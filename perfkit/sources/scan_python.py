@@ -69,8 +69,11 @@ def scan_chunk(data: Buffer, start: int, end: int, plan: Plan, *, base_ns: int =
     """Scan `data[start:end]`; see `perfkit.sources.scan.scan_chunk`."""
     from perfkit.sources.scan import Status
 
-    text = bytes(memoryview(data)[start:end]).decode()
     rows = _Rows(plan, base_ns)
+    try:
+        text = bytes(memoryview(data)[start:end]).decode()
+    except UnicodeDecodeError:
+        return rows.finish(Status.NOT_UTF8, start, 0)
     position, status, not_events = 0, Status.OK, 0
     while True:
         position = _SPACE.match(text, position).end()  # type: ignore[union-attr]  # matches the empty string

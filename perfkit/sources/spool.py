@@ -37,9 +37,8 @@ from perfkit.schema import QUALITY, TABLES, table_from_rows
 from perfkit.sources.base import PartInfo
 from perfkit.sources.ranks import MAX_RANK
 from perfkit.store import Store, layout
-from perfkit.store.commits import Commit
 from perfkit.store.files import Files
-from perfkit.store.segment import SegmentTaken, load_commit
+from perfkit.store.segment import SegmentTaken, rank_commits
 
 SOURCE = "capture"
 QUIET_SECONDS = 60.0
@@ -294,7 +293,7 @@ def commit_segment(store: Store, segment: SegmentRows, path: str) -> bool:
     header, info = segment.header, segment.info
     key = layout.RunKey(header["cluster"], header["run"], header["attempt"])
     for _ in range(1000):
-        own = _own_commits(store, key, header["rank"])
+        own = rank_commits(Files(store.uri), key, header["rank"])
         before = next((c for c in own.values() if c.extra.get("spool_segment") == segment.name), None)
         if before is not None and before.fingerprint == segment.fingerprint:
             return False
@@ -323,16 +322,6 @@ def _write_health(store: Store, segment: SegmentRows) -> None:
     for day in sorted(set(days)):
         rows = segment.health.filter(pa.array([one == day for one in days]))
         store.write_fleet("health_events", rows, date=day, part=f"capture-{segment.header['host']}-{segment.name}")
-
-
-def _own_commits(store: Store, key: layout.RunKey, rank: int) -> dict[int, Commit]:
-    """Return the commits of one rank: a run has thousands, and each rank looks at its own only."""
-    files = Files(store.uri)
-    prefix = layout.segment_key(rank, 0).rpartition("-")[0] + "-"
-    names = [Path(str(info.path)).name for info in files.walk(layout.commits_folder(key))]
-    numbers = [int(name[len(prefix) :].removesuffix(".json")) for name in names if name.startswith(prefix)]
-    loaded = {number: load_commit(files, key, rank, number) for number in numbers}
-    return {number: commit for number, commit in loaded.items() if commit is not None}
 
 
 def _quality(info: PartInfo, path: str) -> pa.Table:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -20,10 +22,15 @@ from perfkit.errors import InputError, PerfkitError
 from perfkit.schema import QUALITY
 from perfkit.sources import kineto
 from perfkit.sources.base import Input, PartInfo, Reading, ReadOptions
+from perfkit.sources.detect import REMOTE_AT_ONCE
+from perfkit.sources.inputs import os_error
 from perfkit.sources.kineto_tables import meta_rows
 from perfkit.sources.ranks import PlannedInput, TimeRange, overlapping
-from perfkit.store import Store
-from perfkit.store.segment import SegmentTaken, SegmentWriter
+from perfkit.sources.remote import RemoteFile
+
+if TYPE_CHECKING:
+    from perfkit.store import Store
+    from perfkit.store.segment import SegmentWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +73,7 @@ def reader_of(input: Input):  # type: ignore[no-untyped-def]  # a module with pe
     """Return the source module that reads an input."""
     if input.kind == "kineto":
         return kineto
-    if input.kind in ("torchtitan", "megatron"):
+    if input.kind in ("torchtitan", "megatron", "bytedance"):
         return importlib.import_module(f"perfkit.sources.{input.kind}")
     from perfkit.sources import nsys
 
@@ -79,6 +86,27 @@ def peek(input: Input) -> list[PartInfo]:
     return parts
 
 
+def peek_all(inputs: Iterable[Input], rejected: list[InputError]) -> list[tuple[Input, list[PartInfo]]]:
+    """Peek into each input; what cannot be read is appended to `rejected`. Remote ones are asked side by side."""
+
+    def attempt(input: Input) -> list[PartInfo] | InputError:
+        try:
+            return peek(input)
+        except InputError as error:
+            return error
+        except OSError as error:
+            return os_error(error, input.path)
+
+    listed = list(inputs)
+    if any(isinstance(input.file, RemoteFile) for input in listed):
+        with ThreadPoolExecutor(REMOTE_AT_ONCE) as pool:
+            found = list(pool.map(attempt, listed))
+    else:
+        found = [attempt(input) for input in listed]
+    rejected += [parts for parts in found if isinstance(parts, InputError)]
+    return [(input, parts) for input, parts in zip(listed, found, strict=True) if isinstance(parts, list)]
+
+
 def content_key(input: Input, part: int, options: ReadOptions) -> str:
     """Identity of what a part becomes: the source's bytes, and the options that change the rows."""
     return f"{input.fingerprint}#{part}" + ("+args" if options.keep_args else "")
@@ -86,6 +114,9 @@ def content_key(input: Input, part: int, options: ReadOptions) -> str:
 
 def ingest_group(work: GroupWork) -> list[InputResult]:
     """Ingest the inputs of a group in order."""
+    from perfkit.store import Store  # here, because who only reads does without the store
+    from perfkit.store.segment import SegmentTaken
+
     store = Store(work.store)
     covered = list(work.earlier)
     results = []

@@ -23,6 +23,8 @@
     store.write_derived("attribution", table, cluster, run, attempt, analysis_id="default")
     store.write_fleet("jobs", table, date="2026-10-01", part="sacct-0001")
     store.gc(older_than_hours=24, dry_run=True);  store.migrate()
+    store.compact(quiet_hours=1)                       # many small files into few large ones, while others read
+    store.expire(keep_ns=..., keep_traces_ns=..., dry_run=True)
 
 A commit is one small JSON object, written last: readers take only what a commit lists, so they see all
 of a segment or none, with or without rename, and writers of different segments never meet. The
@@ -30,13 +32,19 @@ commits live in a tree of their own (`manifests/`), because pandas and Polars re
 that holds anything but Parquet.
 """
 
-from perfkit.store.commits import Commit, CommittedFile, RunSummary
-from perfkit.store.lake import Store
-from perfkit.store.layout import slug
-from perfkit.store.migrations import MIGRATIONS, Migration
-from perfkit.store.parquet import ParquetLimits, check_parquet, iter_parquet
-from perfkit.store.segment import SegmentWriter
-from perfkit.store.upkeep import Orphan
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfkit.store.commits import Commit, CommittedFile, RunSummary
+    from perfkit.store.lake import Store
+    from perfkit.store.layout import slug
+    from perfkit.store.migrations import MIGRATIONS, Migration
+    from perfkit.store.parquet import ParquetLimits, check_parquet, iter_parquet
+    from perfkit.store.segment import SegmentWriter
+    from perfkit.store.upkeep import Orphan
 
 __all__ = [
     "MIGRATIONS",
@@ -52,3 +60,17 @@ __all__ = [
     "iter_parquet",
     "slug",
 ]
+
+_HOME = {
+    "commits": ("Commit", "CommittedFile", "RunSummary"), "lake": ("Store",), "layout": ("slug",),
+    "migrations": ("MIGRATIONS", "Migration"), "parquet": ("ParquetLimits", "check_parquet", "iter_parquet"),
+    "segment": ("SegmentWriter",), "upkeep": ("Orphan",),
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for: whoever only reads a trace pays for no Parquet writer."""
+    home = next((module for module, names in _HOME.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"perfkit.store.{home}"), name)

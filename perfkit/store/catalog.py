@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import pyarrow.fs as pafs
 
 from perfkit.errors import StoreError
 from perfkit.store import layout
-from perfkit.store.commits import Commit, DamagedCommit, RunSummary, summarise
+from perfkit.store.commits import Commit, DamagedCommit, Pack, RunSummary, summarise
 from perfkit.store.files import Files
 from perfkit.store.layout import RunKey
 from perfkit.store.reading import Piece
@@ -58,6 +59,58 @@ class Which:
         return ", ".join(f"{name} {value!r}" for name, value in named if value is not None)
 
 
+def pieces_of(commit: Commit, table: str) -> list[Piece]:
+    """Return the files of a table that a commit lists, with what it promises of them."""
+    where = commit.key._asdict()
+    return [
+        Piece(file.path, where, file.rows, file.pack or commit.fingerprint, file.row_groups)
+        for file in commit.files
+        if file.table == table
+    ]
+
+
+class Superseded(NamedTuple):
+    """A commit object of its own whose segment a pack now holds."""
+
+    commit: Commit
+    packed_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the manifests say."""
+
+    commits: list[Commit]
+    damaged: list[DamagedCommit]
+    superseded: list[Superseded] = field(default_factory=list)
+    dead_packs: list[str] = field(default_factory=list)
+    """Manifests of packs of which no commit counts any more."""
+
+    def sound(self) -> list[Commit]:
+        """Return the commits; a damaged one is an error."""
+        if self.damaged:
+            raise self.damaged[0]
+        return self.commits
+
+
+def _flat(loaded: Iterable[Commit | Pack | DamagedCommit | None]) -> Iterator[tuple[Commit, int | None]]:
+    """Yield every commit, with the time of its pack."""
+    for entry in loaded:
+        if isinstance(entry, Commit):
+            yield entry, None
+        elif isinstance(entry, Pack):
+            yield from ((commit, entry.created_ns) for commit in entry.commits)
+
+
+def _is_newest(commit: Commit, newest: Mapping[tuple[RunKey, int, int], tuple[Commit, int | None]]) -> bool:
+    return newest[commit.key, commit.rank, commit.segment][0] is commit
+
+
+def _supersedes(commit: Commit, packed_ns: int | None, other: Commit, other_packed_ns: int | None) -> bool:
+    """Say which of two commits of a segment counts: the newer content, and then the newer pack."""
+    return (commit.generation, packed_ns or 0) > (other.generation, other_packed_ns or 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Catalog:
     """Looks things up in a store."""
@@ -66,24 +119,41 @@ class Catalog:
 
     def commits(self, which: Which) -> list[Commit]:
         """All commits, by run, rank and segment; a damaged one is an error."""
-        commits, damaged = self.load_commits(which)
-        if damaged:
-            raise damaged[0]
-        return commits
+        return self.load(which).sound()
 
     def load_commits(self, which: Which) -> tuple[list[Commit], list[DamagedCommit]]:
         """Return the commits that can be read, and the others as errors."""
-        paths = [path for path in self._manifests(which) if "/commits/" in path]
+        loaded = self.load(which)
+        return loaded.commits, loaded.damaged
+
+    def load(self, which: Which, *, manifests: Sequence[str] | None = None) -> Loaded:
+        """Return all commits that can be read, those in packs too, and the others as errors."""
+        listed = self._manifests(which) if manifests is None else manifests
+        paths = [path for path in listed if "/commits/" in path or "/packs/" in path]
         with ThreadPoolExecutor(max_workers=_READERS) as pool:
-            loaded = list(pool.map(self._load_commit, paths))
-        commits = [entry for entry in loaded if isinstance(entry, Commit)]
-        commits.sort(key=lambda commit: (commit.key, commit.rank, commit.segment))
-        return commits, [entry for entry in loaded if isinstance(entry, DamagedCommit)]
+            loaded = list(pool.map(self._load_manifest, paths))
+        found = Loaded([], [entry for entry in loaded if isinstance(entry, DamagedCommit)])
+        newest: dict[tuple[RunKey, int, int], tuple[Commit, int | None]] = {}
+        for commit, packed_ns in _flat(loaded):
+            place = commit.key, commit.rank, commit.segment
+            if place not in newest or _supersedes(commit, packed_ns, *newest[place]):
+                newest[place] = commit, packed_ns
+        found.commits.extend(newest[place][0] for place in sorted(newest))
+        for path, entry in zip(paths, loaded, strict=True):
+            if isinstance(entry, Commit):
+                packed_ns = newest[entry.key, entry.rank, entry.segment][1]
+                if packed_ns is not None:
+                    found.superseded.append(Superseded(entry, packed_ns))
+            elif isinstance(entry, Pack) and not any(_is_newest(commit, newest) for commit in entry.commits):
+                found.dead_packs.append(path)
+        return found
 
     def runs(self, which: Which) -> list[RunSummary]:
         """Every attempt that has a commit or a run.json, by name."""
-        documents = self._documents(which)
-        groups = itertools.groupby(self.commits(which), key=lambda commit: commit.key)
+        manifests = self._manifests(which)
+        documents = self._documents(which, manifests)
+        commits_found = self.load(which, manifests=manifests).sound()
+        groups = itertools.groupby(commits_found, key=lambda commit: commit.key)
         commits = {key: list(group) for key, group in groups}
         keys = sorted(commits.keys() | documents.keys())
         return [summarise(key, commits.get(key, ()), documents.get(key, {})) for key in keys]
@@ -94,19 +164,17 @@ class Catalog:
 
     # ---------------------------------------------------------------- pieces of a table
 
-    def run_pieces(self, table: str, which: Which, ranks: Iterable[int] | None) -> list[Piece]:
-        """Return the committed files of a run table."""
-        commits = self.commits(which)
+    def run_pieces(
+        self, table: str, which: Which, ranks: Iterable[int] | None, commits: Sequence[Commit] | None = None
+    ) -> list[Piece]:
+        """Return the committed files of a run table; `commits` spares the look at what there is."""
+        if commits is None:
+            commits = self.commits(which)
         if not commits and which != Which():
             raise self._nothing_of(which)
         chosen = None if ranks is None else set(ranks)
-        return [
-            Piece(file.path, commit.key._asdict(), file.rows, commit.fingerprint)
-            for commit in commits
-            if chosen is None or commit.rank in chosen
-            for file in commit.files
-            if file.table == table
-        ]
+        picked = (commit for commit in commits if chosen is None or commit.rank in chosen)
+        return [piece for commit in picked for piece in pieces_of(commit, table)]
 
     def derived_pieces(self, table: str, which: Which, analysis_id: str | None) -> list[Piece]:
         """Return the newest file per run, or the one of an analysis."""
@@ -136,16 +204,34 @@ class Catalog:
         paths = (self.files.relative(info) for info in self.files.walk(which.folder(layout.MANIFESTS)))
         return [path for path in paths if which.matches(path)]
 
-    def _load_commit(self, path: str) -> Commit | DamagedCommit | None:
+    def _load_manifest(self, path: str) -> Commit | Pack | DamagedCommit | None:
         data = self.files.read_bytes(path)  # None: deleted since it was listed
+        kind = Pack if "/packs/" in path else Commit
         try:
-            return None if data is None else Commit.from_json(data, f"{self.files.name}/{path}")
+            return None if data is None else kind.from_json(data, f"{self.files.name}/{path}")
         except DamagedCommit as error:
             error.commit_path = path
             return error
 
-    def _documents(self, which: Which) -> dict[RunKey, dict[str, Any]]:
-        paths = [path for path in self._manifests(which) if path.endswith("/run.json")]
+    def key_of(self, run_json: str) -> RunKey | None:
+        """Return the run that a run.json is about; None if it has gone."""
+        loaded = self._load_document(run_json)
+        return loaded[0] if loaded else None
+
+    def shards(self, key: RunKey) -> list[dict[str, Any]]:
+        """Return what the shards of an ingest said at their end."""
+        paths = [path for path in self._manifests(Which(*key)) if "/shards/" in path]
+        with ThreadPoolExecutor(max_workers=_READERS) as pool:
+            loaded = [data for data in pool.map(self.files.read_bytes, paths) if data]
+        found = []
+        for data in loaded:
+            with suppress(ValueError):  # a damaged note is as good as none: that shard is said to be missing
+                found.append(dict(json.loads(data)))
+        return found
+
+    def _documents(self, which: Which, manifests: Sequence[str] | None = None) -> dict[RunKey, dict[str, Any]]:
+        listed = self._manifests(which) if manifests is None else manifests
+        paths = [path for path in listed if path.endswith("/run.json")]
         with ThreadPoolExecutor(max_workers=_READERS) as pool:
             loaded = pool.map(self._load_document, paths)
         return {key: metadata for entry in loaded if entry for key, metadata in [entry]}

@@ -1,7 +1,7 @@
 """What a commit says, and what the commits of a run add up to.
 
 A `Commit` is one JSON object per segment. It is the only thing that makes rows visible, and it holds all
-that a listing needs, so that `perfkit store ls` opens no Parquet file.
+that a listing needs, so that `perfkit store ls` opens no Parquet file. A `Pack` is many of them in one object.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,11 @@ class CommittedFile:
     """Relative to the store."""
     rows: int
     bytes: int
+    """Of a segment in a pack: its share."""
+    pack: str | None = None
+    """The pack that it is part of; other segments are in the same file."""
+    row_groups: tuple[int, int] | None = None
+    """First row group and how many of them, in a pack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,8 @@ class Commit:
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else the writer wants to find again."""
     perfkit_version: str = ""
+    written_ns: int | None = None
+    """When the source was ingested; packing and trimming keep it."""
 
     @property
     def key(self) -> RunKey:
@@ -80,28 +88,71 @@ class Commit:
 
     def to_json(self) -> bytes:
         """Serialise."""
-        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace")
+        return json.dumps(self.to_dict(), ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is serialised."""
+        fields = dataclasses.asdict(self)
+        fields["files"] = [{k: v for k, v in file.items() if v is not None} for file in fields["files"]]
+        return fields
 
     @classmethod
     def from_json(cls, data: bytes, path: str) -> Commit:
         """Parse. Keys that a newer perfkit of the same schema version added are ignored."""
-        try:
+        with _naming_damage(path):
+            return cls.from_dict(json.loads(data), path)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any], path: str) -> Commit:
+        """Make it from what was serialised."""
+        check_version(fields["schema_version"], path)
+        known = {f.name: fields[f.name] for f in dataclasses.fields(cls) if f.name in fields}
+        known["files"] = tuple(_committed_file(file) for file in fields["files"])
+        known["oddities"] = tuple(fields.get("oddities", ()))
+        return cls(**known)
+
+
+def _committed_file(fields: Mapping[str, Any]) -> CommittedFile:
+    groups = fields.get("row_groups")
+    return CommittedFile(**{**fields, "row_groups": None if groups is None else (int(groups[0]), int(groups[1]))})
+
+
+@contextmanager
+def _naming_damage(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise DamagedCommit(
+            f"{path}: damaged commit ({type(error).__name__}: {error})",
+            next_step="ingest that source again, or delete the commit to give the segment up",
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Segments whose rows lie together, one file per table; their commits are one object."""
+
+    id: str
+    created_ns: int
+    commits: tuple[Commit, ...]
+
+    def to_json(self) -> bytes:
+        """Serialise."""
+        fields = {"id": self.id, "created_ns": self.created_ns, "commits": [c.to_dict() for c in self.commits]}
+        return json.dumps(fields, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+    @classmethod
+    def from_json(cls, data: bytes, path: str) -> Pack:
+        """Parse."""
+        with _naming_damage(path):
             fields = json.loads(data)
-            check_version(fields["schema_version"], path)
-            known = {f.name: fields[f.name] for f in dataclasses.fields(cls) if f.name in fields}
-            known["files"] = tuple(CommittedFile(**file) for file in fields["files"])
-            known["oddities"] = tuple(fields.get("oddities", ()))
-            return cls(**known)
-        except (ValueError, TypeError, KeyError) as error:
-            raise DamagedCommit(
-                f"{path}: damaged commit ({type(error).__name__}: {error})",
-                next_step="ingest that source again, or delete the commit to give the segment up",
-            ) from None
+            commits = tuple(Commit.from_dict(commit, path) for commit in fields["commits"])
+            return cls(str(fields["id"]), int(fields["created_ns"]), commits)
 
 
 TOLD_BY_THE_SOURCE = (
     "source_path", "source", "rank_source", "world_size", "host", "start_ns", "end_ns", "num_events", "synthetic",
-    "versions", "oddities", "extra",
+    "versions", "oddities", "extra", "written_ns",
 )  # fmt: skip
 
 

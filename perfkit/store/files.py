@@ -21,9 +21,11 @@ from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 
 from perfkit.errors import StoreError
 from perfkit.store import layout
+from perfkit.store.filesystems import explain, open_filesystem
 
 T = TypeVar("T")
 
@@ -51,9 +53,9 @@ def store_errors(doing: str) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException) as error:
         code = getattr(error, "errno", None)
-        reason = os.strerror(code) if code else str(error).splitlines()[0]
+        reason, step = explain(error)
         kind = StoreFull if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else StoreError
-        raise kind(f"{doing}: {reason}", next_step=_NEXT_STEPS.get(code or 0)) from error
+        raise kind(f"{doing}: {reason}", next_step=step or _NEXT_STEPS.get(code or 0)) from error
 
 
 class Files:
@@ -76,6 +78,13 @@ class Files:
         with store_errors(f"{self.name}: cannot list {folder}"):
             found = self.filesystem.get_file_info(selector)
         return sorted((info for info in found if info.type == pafs.FileType.File), key=lambda info: str(info.path))
+
+    def check_reachable(self) -> None:
+        """Raise what is wrong with the place: a bucket that does not exist looks like one without a store."""
+        if not self.local:
+            selector = pafs.FileSelector(self.path("").rstrip("/").split("/")[0], recursive=False)
+            with store_errors(f"{self.name}: cannot be reached"), suppress(FileNotFoundError):
+                self.filesystem.get_file_info(selector)
 
     def relative(self, info: pafs.FileInfo) -> str:
         """Relative path of a listed object; some file systems begin their paths with a slash, others do not."""
@@ -119,14 +128,14 @@ class Files:
         more = f" and {len(finished) - 1} more files" if len(finished) > 1 else ""
         with store_errors(f"{self.name}: cannot write {next(iter(finished), '')}{more}"):
             if not self.local:
-                _side_by_side(lambda relative: self._upload(finished[relative], relative), finished)
+                side_by_side(lambda relative: self._upload(finished[relative], relative), finished)
                 return
-            _side_by_side(_fsync, finished.values())
+            side_by_side(_fsync, finished.values())
             targets = {relative: Path(self.path(relative)) for relative in finished}
             for relative, target in targets.items():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 finished[relative].replace(target)
-            _side_by_side(_fsync_folder, {target.parent for target in targets.values()})
+            side_by_side(_fsync_folder, {target.parent for target in targets.values()})
 
     def _upload(self, finished: Path, relative: str) -> None:
         with finished.open("rb") as source:
@@ -196,12 +205,18 @@ class Files:
                     path.rmdir()
 
 
+def open_parquet(files: Files, path: str) -> pq.ParquetFile:
+    """Open a Parquet file of a store that perfkit wrote."""
+    with store_errors(f"{files.name}: cannot read {path}"):
+        return pq.ParquetFile(files.path(path), filesystem=files.filesystem, page_checksum_verification=True)
+
+
 def discard(folder: Path) -> None:
     """Remove a scratch folder; what cannot be removed is left to `gc`."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _side_by_side(function: Callable[[T], None], items: Iterable[T]) -> None:
+def side_by_side(function: Callable[[T], None], items: Iterable[T]) -> None:
     """Call a function for each item, in threads if there are several."""
     listed = list(items)
     if len(listed) == 1:
@@ -239,16 +254,4 @@ def _resolve(uri: str, filesystem: pafs.FileSystem | None) -> tuple[pafs.FileSys
         return filesystem, uri.strip("/") if not isinstance(filesystem, pafs.LocalFileSystem) else uri.rstrip("/")
     if "://" not in uri:
         return pafs.LocalFileSystem(), str(Path(uri).expanduser().absolute())
-    try:
-        filesystem, path = pafs.FileSystem.from_uri(uri)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        scheme, _, rest = uri.partition("://")
-        try:
-            import fsspec
-
-            return pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem(scheme))), rest.rstrip("/")
-        except (ImportError, ValueError):
-            raise StoreError(
-                f"{uri}: {error}", next_step="use a local folder, or a URI such as s3://bucket/path"
-            ) from None
-    return filesystem, path.rstrip("/")
+    return open_filesystem(uri)

@@ -7,8 +7,10 @@ an error that lists what there is.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +26,9 @@ from perfkit.store.catalog import Catalog, Which
 from perfkit.store.commits import Commit, RunSummary, summarise
 from perfkit.store.files import Files
 from perfkit.store.layout import RunKey
+from perfkit.store.packing import Packed, pack_run
 from perfkit.store.reading import Selection
+from perfkit.store.retention import Retention, plan_retention
 from perfkit.store.segment import SegmentWriter
 from perfkit.store.upkeep import Orphan
 
@@ -115,7 +119,25 @@ class Store:
         self.create()
         upkeep.publish_table(self._files, schema, rows, layout.fleet_path(table, date, part))
 
+    def note_shard(self, cluster: str, run: str, attempt: int, *, index: int, count: int, ranks: Sequence[int]) -> None:
+        """Write down that a shard of an ingest has come to its end, so that one that never came can be missed."""
+        self.create()
+        document = {"index": index, "count": count, "ranks": sorted(ranks)}
+        path = layout.shard_path(RunKey(cluster, run, attempt), index, count)
+        self._files.publish_bytes(json.dumps(document).encode(), path)
+
     # ---------------------------------------------------------------- reading
+
+    def missing_shards(self, cluster: str, run: str, attempt: int = 0) -> tuple[list[int], int] | None:
+        """Return the shards that never came to their end and how many there should be; None without shards."""
+        came = self._catalog.shards(RunKey(cluster, run, attempt))
+        if not came:
+            return None
+        divisions: dict[int, set[int]] = {}  # the same dump may have been divided in another way before
+        for shard in came:
+            divisions.setdefault(int(shard["count"]), set()).add(int(shard["index"]))
+        missing = [(sorted(set(range(count)) - there), count) for count, there in divisions.items()]
+        return min(missing, key=lambda division: len(division[0]))
 
     def committed(self, cluster: str, run: str, attempt: int = 0) -> list[Commit]:
         """All commits of one attempt, by rank and segment; none if the run or the store does not exist yet."""
@@ -146,17 +168,19 @@ class Store:
         partitions: bool = False,
         analysis_id: str | None = None,
         dates: tuple[str, str] | None = None,
+        commits: Sequence[Commit] | None = None,
     ) -> pa.Table:
         """Return the committed rows of a table, in order of run, rank and segment.
 
         `columns` and `filter` may name `cluster`, `run` and `attempt` too; `partitions` adds them to the
         columns. A derived table gives the newest analysis of each run unless `analysis_id` names one. A
-        fleet table takes `cluster` and `dates`, first and last day inclusive.
+        fleet table takes `cluster` and `dates`, first and last day inclusive. Of a run table, `commits` names the
+        segments to read: whoever has them spares looking through the manifests again.
         """
         if table == "runs":
             return self._read_runs(cluster, run, attempt, columns, filter, partitions)
         return self._select(
-            table, cluster, run, attempt, ranks, analysis_id, dates, columns, filter, partitions
+            table, cluster, run, attempt, ranks, analysis_id, dates, columns, filter, partitions, commits
         ).read()  # fmt: skip
 
     def scan(
@@ -235,7 +259,53 @@ class Store:
             for orphan in orphans:
                 self._files.delete(orphan.path)
             self._files.prune(layout.SCRATCH)
+            self._files.prune(layout.MANIFESTS)
         return orphans
+
+    def compact(
+        self, *, cluster: str | None = None, run: str | None = None, quiet_hours: float = 1.0
+    ) -> dict[RunKey, Packed]:
+        """Put the small files of runs that nobody has written to for `quiet_hours` into large ones.
+
+        Readers and writers go on meanwhile. What was packed stays beside the packs until `gc` removes it.
+        """
+        self._require()
+        if self._layout_version() < layout.LAYOUT_VERSION:
+            self._write_marker()  # whoever does not know packs must not overlook them
+        which = Which(cluster, run)
+        commits = self._catalog.commits(which)
+        before_ns = time.time_ns() - round(quiet_hours * 3600e9)
+        done = {}
+        for key, group in itertools.groupby(commits, key=lambda commit: commit.key):
+            own = list(group)
+            if max((c.written_ns or 0) for c in own) <= before_ns:
+                packed = pack_run(self._files, own)
+                if packed.packs:
+                    done[key] = packed
+        return done
+
+    def expire(
+        self, *, keep_ns: int | None = None, keep_traces_ns: int | None = None, dry_run: bool = True
+    ) -> Retention:
+        """Find runs and traces that are older than they may be, and remove them unless `dry_run`.
+
+        The files of a trimmed segment go with the next `gc`, when nobody reads them any more.
+        """
+        self._require()
+        written_ns = {}
+        for info in self._files.walk(layout.MANIFESTS):
+            path = self._files.relative(info)
+            if path.endswith("/run.json") and info.mtime_ns is not None and (key := self._catalog.key_of(path)):
+                written_ns[key] = info.mtime_ns
+        plan = plan_retention(
+            self._catalog.commits(Which()), written_ns,
+            now_ns=time.time_ns(), keep_ns=keep_ns, keep_traces_ns=keep_traces_ns,
+        )  # fmt: skip
+        if not dry_run:
+            for key in plan.runs:
+                upkeep.remove_run(self._files, key)
+            upkeep.trim(self._files, plan.segments)
+        return plan
 
     def damaged(self) -> list[StoreError]:
         """Return the commits that cannot be read, each as the error that reading would raise."""
@@ -254,28 +324,34 @@ class Store:
     # ---------------------------------------------------------------- the store as a whole
 
     def _check_marker(self) -> bool:
+        version = self._layout_version()
+        if version > layout.LAYOUT_VERSION:
+            raise StoreError(f"{self.uri}: written by a newer perfkit (layout {version})", next_step="upgrade perfkit")
+        return version > 0
+
+    def _layout_version(self) -> int:
+        """Return what the marker says; 0 if there is none."""
         data = self._files.read_bytes(layout.MARKER)
-        if data is None:
-            return False
         try:
-            version = int(json.loads(data)["layout_version"])
+            return 0 if data is None else int(json.loads(data)["layout_version"])
         except (ValueError, TypeError, KeyError):
             raise StoreError(
                 f"{self.uri}: {layout.MARKER} is damaged", next_step="delete that file; the next ingest writes it again"
             ) from None
-        if version > layout.LAYOUT_VERSION:
-            raise StoreError(f"{self.uri}: written by a newer perfkit (layout {version})", next_step="upgrade perfkit")
-        return True
+
+    def _write_marker(self) -> None:
+        document = {"about": "a perfkit store; see docs/store.md", "layout_version": layout.LAYOUT_VERSION}
+        self._files.publish_bytes(json.dumps(document).encode(), layout.MARKER)
 
     def create(self) -> None:
         """Make the store if there is none; whoever has much to write learns early that it cannot."""
         if not self.exists:
-            document = {"about": "a perfkit store; see docs/store.md", "layout_version": layout.LAYOUT_VERSION}
-            self._files.publish_bytes(json.dumps(document).encode(), layout.MARKER)
+            self._write_marker()
             self._exists = True
 
     def _require(self) -> None:
         if not self.exists:
+            self._files.check_reachable()
             raise StoreError(
                 f"no store at {self.uri}", next_step=f"create one with `perfkit ingest TRACE --store {self.uri}`"
             )
@@ -294,6 +370,7 @@ class Store:
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,
         partitions: bool = False,
+        commits: Sequence[Commit] | None = None,
     ) -> Selection:
         schema = _schema(table)
         self._require()
@@ -307,7 +384,7 @@ class Store:
         elif schema.kind == "derived":
             pieces = self._catalog.derived_pieces(table, Which(cluster, run, attempt), analysis_id)
         else:
-            pieces = self._catalog.run_pieces(table, Which(cluster, run, attempt), ranks)
+            pieces = self._catalog.run_pieces(table, Which(cluster, run, attempt), ranks, commits)
         if schema.kind != "run" and ranks is not None and "rank" in schema.names:
             chosen = pc.field("rank").isin(list(ranks))
             filter = chosen if filter is None else filter & chosen

@@ -1,10 +1,14 @@
 """Where things lie in a store: pure functions from names to relative paths.
 
     <table>/cluster=<c>/run=<id>/attempt=<k>/part-<rank>-<segment>.parquet      run tables
+    <table>/cluster=<c>/run=<id>/attempt=<k>/pack-<id>.parquet                  many segments in one file
     <table>/cluster=<c>/run=<id>/attempt=<k>/analysis-<id>.parquet              derived tables
     <table>/date=<yyyy-mm-dd>/<part>.parquet                                    fleet tables
     manifests/cluster=<c>/run=<id>/attempt=<k>/run.json                         what is known of the run
     manifests/cluster=<c>/run=<id>/attempt=<k>/commits/<rank>-<segment>.json    one per committed segment
+    manifests/cluster=<c>/run=<id>/attempt=<k>/packs/<id>.<ranks>.<segments>.json   commits of a pack, together
+    manifests/cluster=<c>/run=<id>/attempt=<k>/shards/<i>-of-<n>.json           one per shard that came to its end
+    notes/<time>-<id>.json                                                      what people wrote down (notes.py)
     manifests/cluster=<c>/run=<id>/attempt=<k>/lock                             local stores: held while committing
 
 Names come from users, so a path part is a slug: a name of harmless characters stays as it is, any other
@@ -25,8 +29,10 @@ from perfkit.schema import TABLES
 MARKER = "perfkit-store.json"
 SCRATCH = ".tmp"
 MANIFESTS = "manifests"
-LAYOUT_VERSION = 1
-TOP_LEVEL = frozenset((MARKER, SCRATCH, MANIFESTS, *TABLES))
+LAYOUT_VERSION = 2
+"""2: with packs, which whoever knows only 1 would not see."""
+NOTES = "notes"
+TOP_LEVEL = frozenset((MARKER, SCRATCH, MANIFESTS, NOTES, *TABLES))
 """Everything that lies at the top of a store."""
 
 _HARMLESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
@@ -89,6 +95,46 @@ def commits_folder(key: RunKey) -> str:
 def commit_path(key: RunKey, rank: int, segment: int) -> str:
     """Path of the commit of a segment."""
     return f"{commits_folder(key)}/{segment_key(rank, segment)}.json"
+
+
+def pack_path(table: str, key: RunKey, pack: str) -> str:
+    """Path of a table of a pack."""
+    return f"{table}/{key.folder}/pack-{pack}.parquet"
+
+
+class PackName(NamedTuple):
+    """Identity of a pack, and which ranks and segments it can hold: a writer need not open the others."""
+
+    id: str
+    first_rank: int
+    last_rank: int
+    first_segment: int
+    last_segment: int
+
+    @classmethod
+    def parse(cls, path: str) -> PackName:
+        """Read it from the path of the pack's manifest; ValueError if that is none."""
+        id, ranks, segments, _ = path.rpartition("/")[2].split(".")
+        return cls(id, *(int(number) for part in (ranks, segments) for number in part.split("-")))
+
+    def path(self, key: RunKey) -> str:
+        """Path of the manifest."""
+        ranks = f"{self.first_rank:05d}-{self.last_rank:05d}"
+        return f"{packs_folder(key)}/{self.id}.{ranks}.{self.first_segment:04d}-{self.last_segment:04d}.json"
+
+    def may_hold(self, rank: int, segment: int) -> bool:
+        """Say whether a segment can be in it."""
+        return self.first_rank <= rank <= self.last_rank and self.first_segment <= segment <= self.last_segment
+
+
+def packs_folder(key: RunKey) -> str:
+    """Folder of the packs of a run."""
+    return f"{MANIFESTS}/{key.folder}/packs"
+
+
+def shard_path(key: RunKey, index: int, count: int) -> str:
+    """Path of what a shard says when it has come to its end."""
+    return f"{MANIFESTS}/{key.folder}/shards/{index:05d}-of-{count:05d}.json"
 
 
 def lock_path(key: RunKey) -> str:

@@ -48,6 +48,8 @@ class Piece:
     partition: Mapping[str, str | int]
     rows: int | None = None
     fingerprint: str | None = None
+    row_groups: tuple[int, int] | None = None
+    """The part of the file that is meant: the first row group, and how many."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,10 @@ class Selection:
     def _datasets(self) -> Iterator[ds.Dataset]:
         import pyarrow.dataset as ds
 
+        files = {piece.path: piece for piece in self.pieces}  # a pack has many pieces and one footer
         with ThreadPoolExecutor(max_workers=16) as pool:  # footers: latency, not work
-            opened = list(pool.map(self._open, self.pieces))
+            whole = dict(zip(files, pool.map(self._fragment, files.values()), strict=True))
+        opened = [self._open(piece, whole[piece.path]) for piece in self.pieces]
         for current, group in itertools.groupby(opened, key=lambda entry: entry[2] == SCHEMA_VERSION):
             if current:
                 fragments = [fragment for _, fragment, _ in group]
@@ -122,20 +126,34 @@ class Selection:
             else:
                 yield from (self._migrated(piece, version) for piece, _, version in group)
 
-    def _open(self, piece: Piece) -> tuple[Piece, ds.FileFragment, int]:
+    def _fragment(self, piece: Piece) -> ds.FileFragment:
         equalities = [pc.field(name) == value for name, value in piece.partition.items()]
         path = self.files.path(piece.path)
         try:
             fragment = _format().make_fragment(path, self.files.filesystem, reduce(and_, equalities))
-            stored, rows = fragment.physical_schema.metadata or {}, fragment.metadata.num_rows
-            version = int(stored.get(VERSION_KEY, b"0"))
-            fingerprint = stored.get(FINGERPRINT_KEY, b"").decode()
+            fragment.ensure_complete_metadata()
         except FileNotFoundError:
             raise StoreError(
                 f"{path} is gone, although a commit lists it",
                 next_step="read again if the run was being replaced, else ingest its source again",
             ) from None
         except (OSError, pa.ArrowException, ValueError) as error:  # ValueError: text that is not UTF-8
+            raise self._damaged(piece, error) from error
+        return fragment
+
+    def _open(self, piece: Piece, fragment: ds.FileFragment) -> tuple[Piece, ds.FileFragment, int]:
+        path = self.files.path(piece.path)
+        try:
+            stored = fragment.physical_schema.metadata or {}
+            version = int(stored.get(VERSION_KEY, b"0"))
+            fingerprint = stored.get(FINGERPRINT_KEY, b"").decode()
+            if piece.row_groups is not None:
+                first, count = piece.row_groups
+                fragment = fragment.subset(row_group_ids=list(range(first, first + count)))
+                rows = sum(group.num_rows for group in fragment.row_groups)
+            else:
+                rows = fragment.metadata.num_rows
+        except (OSError, pa.ArrowException, ValueError, IndexError) as error:
             raise self._damaged(piece, error) from error
         check_version(version, path)
         if piece.rows not in (None, rows) or piece.fingerprint not in (None, fingerprint):
@@ -148,7 +166,9 @@ class Selection:
     def _migrated(self, piece: Piece, version: int) -> ds.Dataset:
         import pyarrow.dataset as ds
 
-        rows = migrate_table(self.schema.name, self._file(piece).read(), version)
+        file = self._file(piece)
+        first, count = piece.row_groups or (0, file.num_row_groups)
+        rows = migrate_table(self.schema.name, file.read_row_groups(list(range(first, first + count))), version)
         for name, value in piece.partition.items():
             rows = rows.append_column(name, pa.array([value] * len(rows), _PARTITION_TYPES[name]))
         return ds.dataset(rows)

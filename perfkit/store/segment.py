@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,8 +31,8 @@ from perfkit.arrays import constant
 from perfkit.errors import SchemaError, StoreError, UsageError
 from perfkit.schema import SCHEMA_VERSION, TABLES, TableSchema, conform
 from perfkit.store import layout
-from perfkit.store.commits import TOLD_BY_THE_SOURCE, Commit, CommittedFile, DamagedCommit, describe_part
-from perfkit.store.files import Files, discard, store_errors
+from perfkit.store.commits import TOLD_BY_THE_SOURCE, Commit, CommittedFile, DamagedCommit, Pack, describe_part
+from perfkit.store.files import Files, discard, side_by_side, store_errors
 from perfkit.store.parquet import FIRST_GROUP_ROWS, ROW_GROUP_ROWS, open_writer
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ class SegmentWriter:
     def _commit(self, described: dict[str, Any]) -> Commit:
         if self._thread:
             self._thread.finish()
+            side_by_side(_Part.close, self._parts.values())  # a small file has only now enough rows to write
         for part in self._parts.values():
             part.close()
         with self._files.locked(layout.lock_path(self.key)):  # two writers of one segment must not mix their files
@@ -175,11 +177,12 @@ class SegmentWriter:
             schema_version=SCHEMA_VERSION,
             generation=previous.generation + 1 if previous else 0,
             perfkit_version=perfkit.__version__,
-            **described,
+            **{"written_ns": time.time_ns(), **described},
         )
         self._files.publish_bytes(commit.to_json(), layout.commit_path(self.key, self.rank, self.segment))
         for file in previous.files if previous else ():
-            self._files.delete(file.path)
+            if file.pack is None:  # a pack holds others as well
+                self._files.delete(file.path)
         return commit
 
     def _says_the_same(self, previous: Commit) -> bool:
@@ -195,6 +198,8 @@ class SegmentWriter:
         parts = sorted(self._parts.items())
         files = [CommittedFile(table, paths[table], part.rows, part.path.stat().st_size) for table, part in parts]
         self._files.publish({paths[table]: part.path for table, part in parts})
+        if not self._files.local:  # there, asking after every table costs more than `gc` does later
+            return files
         # A writer that died before its commit may have left parts that this one does not overwrite.
         stale = [path for table, path in paths.items() if table not in self._parts]
         for path, found in zip(stale, self._files.sizes(stale), strict=True):
@@ -295,7 +300,51 @@ def load_commit(files: Files, key: layout.RunKey, rank: int, segment: int) -> Co
     """Return the commit of a segment; None if there is none or if it is damaged (so that it is written again)."""
     path = layout.commit_path(key, rank, segment)
     data = files.read_bytes(path)
-    try:
-        return None if data is None else Commit.from_json(data, path)
-    except DamagedCommit:
-        return None
+    with suppress(DamagedCommit):
+        if data is not None:
+            return Commit.from_json(data, path)
+    return _packed_commit(files, key, rank, segment)
+
+
+def rank_commits(files: Files, key: layout.RunKey, rank: int) -> dict[int, Commit]:
+    """Return the commits of one rank by segment: a run has thousands, and each rank looks at its own only.
+
+    Object stores list a thousand names per request, and all ranks of a run lie together; so a rank asks for its own
+    segments by name, up to a gap: what lies beyond one was deleted, or never was.
+    """
+    found = {commit.segment: commit for commit in _packed_commits(files, key, rank)}
+    if files.local:
+        prefix = layout.segment_key(rank, 0).rpartition("-")[0] + "-"
+        names = [Path(str(info.path)).name for info in files.walk(layout.commits_folder(key))]
+        numbers = [int(name[len(prefix) :].removesuffix(".json")) for name in names if name.startswith(prefix)]
+    else:
+        numbers, number = [], 0
+        while number in found or number - max([*numbers, *found], default=-1) <= _GAP:
+            if number not in found and files.read_bytes(layout.commit_path(key, rank, number)) is not None:
+                numbers.append(number)
+            number += 1
+    for number in numbers:
+        commit = load_commit(files, key, rank, number)
+        if commit is not None and (number not in found or commit.generation > found[number].generation):
+            found[number] = commit
+    return found
+
+
+_GAP = 2
+
+
+def _packed_commit(files: Files, key: layout.RunKey, rank: int, segment: int) -> Commit | None:
+    """Look for a segment in the packs of its run."""
+    found = [commit for commit in _packed_commits(files, key, rank, segment) if commit.segment == segment]
+    return max(found, key=lambda commit: commit.generation, default=None)
+
+
+def _packed_commits(files: Files, key: layout.RunKey, rank: int, segment: int | None = None) -> Iterator[Commit]:
+    """Yield the commits of a rank in the packs of its run; the names of packs say which can hold them."""
+    for info in files.walk(layout.packs_folder(key)):
+        path = files.relative(info)
+        with suppress(DamagedCommit, ValueError):
+            name = layout.PackName.parse(path)
+            wanted = name.may_hold(rank, name.first_segment if segment is None else segment)
+            if wanted and (data := files.read_bytes(path)):
+                yield from (commit for commit in Pack.from_json(data, path).commits if commit.rank == rank)

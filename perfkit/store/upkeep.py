@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from perfkit.schema import SCHEMA_VERSION, TABLES, VERSION_KEY, TableSchema, conform
 from perfkit.store import layout
 from perfkit.store.catalog import Catalog, Which
-from perfkit.store.commits import Commit
-from perfkit.store.files import Files, discard, store_errors
+from perfkit.store.commits import Commit, Pack
+from perfkit.store.files import Files, discard, open_parquet, store_errors
 from perfkit.store.migrations import check_version, migrate_table
 from perfkit.store.parquet import open_writer
+from perfkit.store.retention import trimmed
 from perfkit.store.segment import SEGMENT_TABLES, SegmentWriter
 
 
@@ -36,10 +37,17 @@ def find_orphans(files: Files, *, older_than_hours: float) -> list[Orphan]:
     """
     now = time.time()
     listed = [info for folder in (layout.SCRATCH, *SEGMENT_TABLES) for info in files.walk(folder)]
-    commits, damaged = Catalog(files).load_commits(Which())
-    wanted = {file.path for commit in commits for file in commit.files}
-    protected = {_segment_of(error.commit_path) for error in damaged}
+    found = Catalog(files).load(Which())
+    wanted = {file.path for commit in found.commits for file in commit.files}
+    protected = {_segment_of(error.commit_path) for error in found.damaged}
     orphans = []
+    for old, packed_ns in found.superseded:  # somebody may still read what a pack has replaced
+        age_hours = (now - packed_ns / 1e9) / 3600
+        if age_hours >= older_than_hours:
+            orphans.append(Orphan(layout.commit_path(old.key, old.rank, old.segment), 0, age_hours))
+        else:
+            wanted.update(file.path for file in old.files)
+    orphans += [Orphan(path, 0, 0.0) for path in found.dead_packs]
     for info in listed:
         path = files.relative(info)
         age_hours = (now - info.mtime.timestamp()) / 3600 if info.mtime else 0.0
@@ -52,6 +60,34 @@ def _segment_of(path: str) -> tuple[str, ...]:
     """Name the run and segment that a part or a commit belongs to."""
     name = Path(path).stem.removeprefix("part-")
     return (*layout.hive_values(path).values(), *name.split("-")[:2])
+
+
+def remove_run(files: Files, key: layout.RunKey) -> None:
+    """Remove everything of an attempt; first what makes it visible."""
+    folders = [f"{top}/{key.folder}" for top in (layout.MANIFESTS, *TABLES)]
+    for folder in folders:
+        for info in files.walk(folder):
+            files.delete(files.relative(info))
+        files.prune(folder.rpartition("/")[0])
+
+
+def trim(files: Files, segments: Sequence[Commit]) -> None:
+    """Commit segments anew without their events; those of one pack stay one object."""
+    packs: dict[tuple[layout.RunKey, str], list[Commit]] = {}
+    for commit in segments:
+        new = trimmed(commit)
+        pack = next((file.pack for file in commit.files if file.pack), None)
+        if pack is not None:
+            packs.setdefault((commit.key, pack), []).append(new)
+            continue
+        files.publish_bytes(new.to_json(), layout.commit_path(new.key, new.rank, new.segment))
+        for file in commit.files:
+            if file not in new.files:
+                files.delete(file.path)
+    for (key, pack), commits in packs.items():
+        ranks, numbers = [c.rank for c in commits], [c.segment for c in commits]
+        name = layout.PackName(f"{pack}t", min(ranks), max(ranks), min(numbers), max(numbers))
+        files.publish_bytes(Pack(name.id, time.time_ns(), tuple(commits)).to_json(), name.path(key))
 
 
 def publish_table(files: Files, schema: TableSchema, rows: pa.Table, path: str) -> None:
@@ -71,8 +107,9 @@ def migrate_segment(files: Files, commit: Commit) -> None:
     check_version(commit.schema_version, files.name)
     with SegmentWriter(files, commit.key, commit.rank, commit.segment, commit.fingerprint, replace=True) as writer:
         for file in commit.files:
-            source = _open(files, file.path)
-            for group in range(source.num_row_groups):
+            source = open_parquet(files, file.path)
+            first, count = file.row_groups or (0, source.num_row_groups)
+            for group in range(first, first + count):
                 rows = migrate_table(file.table, source.read_row_group(group), commit.schema_version)
                 writer.write(file.table, rows)
         writer.commit_like(commit)
@@ -84,15 +121,10 @@ def migrate_single_files(files: Files) -> int:
     for schema in TABLES.values():
         for info in files.walk(schema.name) if schema.kind != "run" else ():
             path = files.relative(info)
-            source = _open(files, path)
+            source = open_parquet(files, path)
             version = int((source.schema_arrow.metadata or {}).get(VERSION_KEY, b"0"))
             check_version(version, f"{files.name}/{path}")
             if version < SCHEMA_VERSION:
                 publish_table(files, schema, migrate_table(schema.name, source.read(), version), path)
                 changed += 1
     return changed
-
-
-def _open(files: Files, path: str) -> pq.ParquetFile:
-    with store_errors(f"{files.name}: cannot read {path}"):
-        return pq.ParquetFile(files.path(path), filesystem=files.filesystem, page_checksum_verification=True)

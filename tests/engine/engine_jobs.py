@@ -124,3 +124,13 @@ def grow(x):
     held[::4096] = b"x" * len(held[::4096])
     time.sleep(600)
     return len(held)
+
+
+def wait_for_go(x):
+    """Say that it started, and wait until the test says go."""
+    folder, name = x
+    Path(folder, f"started-{name}-{os.getpid()}").write_text("")
+    end = time.monotonic() + 300
+    while not Path(folder, "go").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    return name

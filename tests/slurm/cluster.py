@@ -1,37 +1,53 @@
-"""A real Slurm on one host: munge, a controller and some nodes, in a network namespace and a folder of their own.
+"""A real Slurm on one host: munge, a controller and some nodes, in a folder and, where allowed, a network of their own.
 
     with SlurmCluster(folder, nodes=2) as slurm:
         job = slurm.submit("script.sh"); slurm.wait(job, "COMPLETED")
 
-Needs root, slurm-wlm, munge and iproute2. With loopback as the only address getaddrinfo finds nothing (AI_ADDRCONFIG),
-so the namespace gives `lo` a second one. There is no accounting: what `sacct` would say has to come from dumps.
+Needs root, slurm-wlm and munge. `network` is one of NETWORKS; by itself it takes a network namespace if the sandbox
+allows one, else the host's loopback with free ports. $PERFKIT_SLURM_NETWORK chooses for every test.
+
+With 127.0.0.1 as the only address, getaddrinfo finds nothing for IPv4 (AI_ADDRCONFIG), so a namespace gives `lo` a
+second one; where that is not ours to do, Slurm is told to ask for IPv6 as well, and then the rule does not apply.
+There is no accounting: what `sacct` would say has to come from dumps.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import IN_CI
 
-ADDRESS = "10.99.0.1"
-# cred_expire is also how long a requeued job waits: sooner, and its node still refuses the credential that it revoked
+NETWORKS = ("namespace", "host", "bare")
+"""A namespace with a second address; the host's loopback; a namespace with nothing but loopback, to test the latter."""
+SECOND_ADDRESS = "10.99.0.1"
+PORTS = range(20_000, 30_000)
+"""Below the ports that the kernel gives to outgoing connections, so none is taken between choice and use."""
+ASK_IPV4 = "import socket as s; s.getaddrinfo('127.0.0.1', 80, s.AF_INET, flags=s.AI_ADDRCONFIG)"
+# cred_expire is also how long a requeued job waits: sooner, and its node still refuses the credential that it revoked.
+# The timeouts are for a machine that is busy: the default loses and requeues a job that has not started in 10 s.
 CONFIG = """
 ClusterName=perfkit-test
 SlurmctldHost={host}({address})
-SlurmctldPort=16817
+SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket,cred_expire=40
+MessageTimeout=90
+BatchStartTimeout=240
 SchedulerParameters=sched_interval=5,bf_interval=5
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
@@ -49,10 +65,10 @@ ReturnToService=2
 MpiDefault=none
 JobRequeue=1
 SlurmdParameters=config_overrides
-NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr={address} Port=[17001-{last}] CPUs=4 RealMemory=500 State=UNKNOWN
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
 """
-PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "ip")
+NODE = "NodeName=n{number} NodeHostname={host} NodeAddr={address} Port={port} CPUs=4 RealMemory=500 State=UNKNOWN\n"
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
 
 
 def require_slurm() -> None:
@@ -65,13 +81,30 @@ def require_slurm() -> None:
         pytest.skip(f"no Slurm here; {reason}")
 
 
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on."""
+    free: list[int] = []
+    with contextlib.ExitStack() as held:
+        for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+            taken = held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                taken.bind(("", port))
+                free.append(port)
+            if len(free) == count:
+                return free
+    raise AssertionError(f"fewer than {count} free ports in {PORTS}")
+
+
 class SlurmCluster:
     """Slurm for one test."""
 
-    def __init__(self, folder: Path, *, nodes: int = 2) -> None:
+    def __init__(self, folder: Path, *, nodes: int = 2, network: str | None = None) -> None:
         require_slurm()
         self.folder, self.nodes = folder, nodes
-        self._space = f"pk{os.getpid()}"
+        self.network = network or os.environ.get("PERFKIT_SLURM_NETWORK")
+        assert self.network in (None, *NETWORKS), f"network is one of {NETWORKS}, not {self.network}"
+        self._space = f"pk{uuid.uuid4().hex[:12]}"
+        self._inside: list[str] = []
         self._daemons: list[subprocess.Popen[bytes]] = []
         self.environ = os.environ | {
             "SLURM_CONF": str(folder / "slurm.conf"),
@@ -95,17 +128,35 @@ class SlurmCluster:
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
         folder.chmod(0o755)
-        values = {"host": socket.gethostname().split(".")[0], "address": ADDRESS, "folder": folder, "nodes": self.nodes}
-        (folder / "slurm.conf").write_text(CONFIG.format(**values, last=17000 + self.nodes))
+        if self.network != "host":
+            refused = self._enter_namespace()
+            if refused and self.network is not None:
+                pytest.skip(f"this sandbox allows no network namespace: {refused}")
+        address = SECOND_ADDRESS if self._inside and self.network != "bare" else "127.0.0.1"
+        ipv4 = subprocess.run([*self._inside, sys.executable, "-c", ASK_IPV4], env=self.environ, capture_output=True)
+        here = {"host": socket.gethostname().split(".")[0], "address": address}
+        controller, *ports = free_ports(1 + self.nodes)
+        text = CONFIG.format(**here, folder=folder, port=controller)
+        text += "CommunicationParameters=EnableIPv6\n" if ipv4.returncode else ""
+        text += "".join(NODE.format(**here, number=number + 1, port=port) for number, port in enumerate(ports))
+        (folder / "slurm.conf").write_text(text)
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        for command in (
-            ["ip", "netns", "add", self._space],
-            ["ip", "-n", self._space, "link", "set", "lo", "up"],
-            ["ip", "-n", self._space, "addr", "add", f"{ADDRESS}/24", "dev", "lo"],
-        ):
-            done = subprocess.run(command, env=self.environ, capture_output=True, text=True)
+
+    def _enter_namespace(self) -> str | None:
+        """Make a network namespace for what is started from now on; returns why that is impossible."""
+        inside = ["ip", "netns", "exec", self._space]
+        commands = [["ip", "netns", "add", self._space], [*inside, "ip", "link", "set", "lo", "up"]]
+        if self.network != "bare":
+            commands.append([*inside, "ip", "addr", "add", f"{SECOND_ADDRESS}/24", "dev", "lo"])
+        for command in commands:
+            try:
+                done = subprocess.run(command, env=self.environ, capture_output=True, text=True)
+            except OSError as error:  # no iproute2
+                return str(error)
             if done.returncode:
-                pytest.skip(f"this sandbox allows no network namespace: {done.stderr.strip()}")
+                return done.stderr.strip()
+        self._inside = inside
+        return None
 
     def _start(self) -> None:
         folder = self.folder
@@ -124,13 +175,13 @@ class SlurmCluster:
         return done.stdout.split() == ["idle"] * self.nodes
 
     def _daemon(self, *command: str) -> None:
-        wrapped = ["ip", "netns", "exec", self._space, *command]
+        wrapped = [*self._inside, *command]
         with (self.folder / f"{command[0]}.out").open("ab") as log:
             daemon = subprocess.Popen(wrapped, stdout=log, stderr=log, env=self.environ, start_new_session=True)
         self._daemons.append(daemon)
 
     def _command(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        wrapped = ["ip", "netns", "exec", self._space, *command]
+        wrapped = [*self._inside, *command]
         try:
             done = subprocess.run(wrapped, env=self.environ, capture_output=True, text=True, timeout=120)
         except subprocess.TimeoutExpired:  # a controller on a loaded machine: whoever polls asks again
@@ -138,12 +189,17 @@ class SlurmCluster:
         assert not check or done.returncode == 0, f"{command}: {done.stderr}"
         return done
 
-    def _until(self, holds, what: str, timeout_s: float = 240) -> None:
+    def _until(self, holds: Callable[[], bool], what: str, timeout_s: float = 240) -> None:
         end = time.monotonic() + timeout_s
         while not holds():
-            if time.monotonic() > end:
-                logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in self.folder.glob("*.log"))
-                raise AssertionError(f"waited {timeout_s:.0f} s for {what}\n{logs}")
+            dead = [str(daemon.args) for daemon in self._daemons if daemon.poll() is not None]
+            if dead or time.monotonic() > end:
+                why = f"{dead[0]} has ended" if dead else f"waited {timeout_s:.0f} s"
+                logs = [
+                    path.read_text(errors="replace")[-2000:]
+                    for path in (*self.folder.glob("*.log"), *self.folder.glob("*.out"))
+                ]
+                raise AssertionError("\n".join([f"{what}: {why}", *logs]))
             time.sleep(0.2)
 
     def submit(self, script: Path, *options: str) -> str:
@@ -181,4 +237,5 @@ class SlurmCluster:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait(timeout=10)
-        subprocess.run(["ip", "netns", "del", self._space], check=False, env=self.environ, capture_output=True)
+        if shutil.which("ip", path=self.environ["PATH"]):
+            subprocess.run(["ip", "netns", "del", self._space], check=False, env=self.environ, capture_output=True)

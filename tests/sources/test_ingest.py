@@ -353,7 +353,8 @@ def test_all_real_dumps_end_in_rows_or_one_clear_line(traces, tmp_path):
     assert len(report.files) >= 60
     for error in report.rejected:
         assert error.next_step, error
-    assert {Path(error.path).name for error in report.rejected} == {"report3.nsys-rep", "same_priority_streams.json.gz"}
+    overlapping = {"same_priority_streams.json.gz", "trace-ST.parquet"}  # another file has their ranks at that time
+    assert {Path(error.path).name for error in report.rejected} == {"report3.nsys-rep"} | overlapping
 
 
 @pytest.mark.parametrize(

@@ -244,10 +244,39 @@ def test_both_scanners_agree_on_damaged_json(text, seed):
     for _ in range(dice.randint(1, 3)):
         at = dice.randrange(len(data) + 1)
         data[at : at + dice.randint(0, 2)] = dice.choice(
-            [b"", b'"', b"{", b"]", b",", b"\\", b"e", b"9", b"-", b"t", b"\n"]
+            [b"", b'"', b"{", b"]", b",", b"\\", b"e", b"9", b"-", b"t", b"\n", b"\xff", b"\xc3", b"\xed\xa0\x80"]
         )
-    if scan.is_utf8(bytes(data) + bytes(scan.PADDING), 0, len(data)):
-        check_same(bytes(data))
+    check_same(bytes(data))
+
+
+@pytest.mark.parametrize("scanner", ["c", "python"])
+@pytest.mark.parametrize("where", [0, 10, 100_000, 299_999])
+@pytest.mark.parametrize("bad", [b"\xff", b"\xc3", b"\xe2\x82", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf5\x80\x80\x80"])
+def test_bytes_that_are_not_utf8_are_found_wherever_they_stand(scanner, where, bad):
+    if scanner == "c" and not scan.have_c_scanner():
+        pytest.skip("the C scanner was not built")
+    long = ("é" * 50_000 + "x" * 200_000).encode()
+    for text in (b'{"name": "%b"}', b'{"ts": 1}], "more": "%b"}', b'{"ts": ;}, "%b"'):
+        assert run(text % long, scanner=scanner).status != Status.NOT_UTF8
+        result = run(text % (long[:where] + bad + long[where:]), scanner=scanner)
+        assert (result.status, result.consumed, result.num_events) == (Status.NOT_UTF8, 0, 0)
+        assert all(batch.num_rows == 0 for batch in result.groups)
+
+
+@needs_c
+def test_a_token_that_begins_like_the_one_that_followed_before_is_another():
+    # The C scanner guesses that tokens come in the order of the last time, and compares bytes.
+    names = ["a", "ab", "a", "abc", "a", "ab", "a", 1, 12, 1, 12, 123, "a", [1], [1, 2], [1], None, "a\\", "a", ""]
+    result = check_same(",".join(json.dumps({"args": {"t": name, "j": name}}) for name in names * 3))
+    assert result.num_events == 3 * len(names)
+
+
+@needs_c
+def test_a_number_is_never_guessed_from_the_text_before_it():
+    # `1` after `[1]` was taken for the beginning of `1.25` after the next `[1]`.
+    values = [[1], 1, [1], 1.25, "a", 12, "a", 123, "a", True, "a", None, {"b": 1}, -1, {"b": 1}, -12]
+    result = check_same(",".join(json.dumps({"args": {"t": value, "j": value}}) for value in values * 2))
+    assert result.num_events == 2 * len(values)
 
 
 @needs_c

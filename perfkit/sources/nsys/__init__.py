@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from perfkit.analysis.classify import classify_events
 from perfkit.sources.base import Chunk, Input, PartInfo, Reading, ReadOptions
+from perfkit.sources.inputs import local_file
 from perfkit.sources.nsys.export import ExportReader
 from perfkit.sources.nsys.plan import make_plan
 from perfkit.sources.nsys.recipe import RecipeReader, is_recipe, make_parts, plan_ranks
@@ -33,7 +34,7 @@ def nsys_rep_hint(path: str) -> str:
 
 def peek(input: Input) -> list[PartInfo]:
     """Return the parts of an export; reads metadata and the process column of each table."""
-    with closing(open_tables(input.path, input.file)) as tables:
+    with closing(open_tables(input.path, local_file(input))) as tables:
         return make_parts(plan_ranks(tables)) if is_recipe(tables) else make_plan(tables, input.path).parts
 
 
@@ -51,7 +52,7 @@ class NsysReading:
         self._input, self._options = input, options
 
     def __iter__(self) -> Iterator[Chunk]:
-        with closing(open_tables(self._input.path, self._input.file)) as tables:
+        with closing(open_tables(self._input.path, local_file(self._input))) as tables:
             reader = (RecipeReader if is_recipe(tables) else ExportReader)(self._input, self._options, tables)
             self.parts = reader.parts
             for chunk in reader:
