@@ -539,9 +539,20 @@ COLLECTIVES = TableSchema(
         Column("transfer_ns", pa.int64(), "Moving data; null if it cannot be told."),
         Column("exposed_wait_ns", pa.int64(), "Wait that no compute hides."),
         Column("exposed_transfer_ns", pa.int64(), "Transfer that no compute hides."),
+        Column("bubble_ns", pa.int64(), "Pipeline bubble: exposed time of a receive, in neither of the above."),
         Column("busbw_gbps", pa.float64(), "Bus bandwidth as nccl-tests defines it."),
         Column("caused_by", pa.int32(), "Rank that the wait is charged to."),
         Column("matched", pa.bool_(), "Found on all traced members."),
+        Column("segment", pa.int32(), "With event_id: the event that it was read from."),
+        Column("event_id", pa.int64(), "Messages that were coalesced into one kernel share it."),
+        Column("device", pa.int32(), "Device; null on the host."),
+        Column("size", pa.int64(), "Members of the instance: of its group, 2 for a message."),
+        Column("skew_ns", pa.int64(), "From the first to the last arrival of the instance."),
+        Column("last_rank", pa.int32(), "Who came last to the instance."),
+        Column("uncertainty_ns", pa.int64(), "Clock error between its members (u of definition 7); null: not aligned."),
+        Column("class", TEXT, "What the instance mostly is: transfer, skew, mixed, inconclusive."),
+        Column("link", TEXT, "Link that the group spans: nvlink, infinity fabric, pcie, network; null if unknown."),
+        Column("peak_gbps", pa.float64(), "Peak bus bandwidth of that link for this operation; null if unknown."),
     ),
 )
 
@@ -565,6 +576,48 @@ KERNELS = TableSchema(
         Column("bytes", pa.float64(), "Bytes from shapes; null if unknown."),
         Column("waste_ns", pa.int64(), "Time beyond the roofline; null if unknown."),
         Column("bound", TEXT, "compute, memory, unknown."),
+        Column("peak_flops", pa.float64(), "FLOP/s of the roofline for its dtype; null if unknown."),
+        Column("peak_gbps", pa.float64(), "Memory bandwidth of the roofline; null if unknown."),
+    ),
+)
+
+GAPS = TableSchema(
+    name="gaps",
+    kind="derived",
+    doc="When a device stood still and why: the stretches behind `idle`, on the rank's own clock. The longest of a "
+    "window have a row each; shorter ones share a row with their neighbours of the same cause and culprit. In each "
+    "window idle_ns sums to the idle_ns of `attribution`.",
+    columns=(
+        _RANK,
+        Column("device", pa.int32(), "Device; null for a CPU-only rank."),
+        Column("step", pa.int64(), "Step of the window in which the time passed; null for a whole-trace window."),
+        Column("start_ns", pa.int64(), "Start of the first stretch.", required=True),
+        Column("dur_ns", pa.int64(), "From there to the end of the last stretch.", required=True),
+        Column("idle_ns", pa.int64(), "Of that, idle for this cause and culprit.", required=True),
+        Column("stretches", pa.int64(), "Stretches in the row.", required=True),
+        Column("cause", TEXT, "host_late, launch, dependency, unattributed.", required=True),
+        Column("culprit", TEXT, "As in `idle`."),
+        Column("where", TEXT, "As in `idle`; null if the row holds several places."),
+    ),
+)
+
+ALIGNMENT = TableSchema(
+    name="alignment",
+    kind="derived",
+    doc="How a rank's clock maps to that of the job, one row per rank and piece of its clock: from from_ns on, "
+    "aligned = t − offset_ns − drift_ppm·10⁻⁶·(t − from_ns).",
+    columns=(
+        _RANK,
+        Column("clock", TEXT, "Host whose clock it is, or the rank's own.", required=True),
+        Column(
+            "from_ns",
+            pa.int64(),
+            "Start of the piece on the rank's clock; the first holds before it too.",
+            required=True,
+        ),
+        Column("offset_ns", pa.int64(), "Difference at from_ns.", required=True),
+        Column("drift_ppm", pa.float64(), "Drift.", required=True),
+        Column("uncertainty_ns", pa.int64(), "u of definition 7, against any other aligned rank; null: not aligned."),
     ),
 )
 
@@ -584,6 +637,32 @@ WATERFALL = TableSchema(
         Column(
             "measured", pa.bool_(), "False: the inputs cannot support it; it stays inside its parent.", required=True
         ),
+    ),
+)
+
+CRITICAL_PATH = TableSchema(
+    name="critical_path",
+    kind="derived",
+    doc="What the end of the last step hung on, piece by piece (`perfkit whatif`). The pieces touch each other: their "
+    "durations sum to the time from the first window to the end of the last.",
+    columns=(
+        _RANK,
+        _SEGMENT,
+        Column("position", pa.int64(), "Order in time, from 0.", required=True),
+        Column(
+            "kind",
+            TEXT,
+            "compute, communication, memcpy, memset: device work. host, data, checkpoint: what the host did before it "
+            "launched. launch: from the call to the work. sync: a blocking call that returns. gap: between tasks. "
+            "unexplained: a late start for which the trace shows no reason.",
+            required=True,
+        ),
+        Column("family", TEXT, "Family of a compute kernel."),
+        Column("name", TEXT, "Name of the device work."),
+        Column("step", pa.int64(), "Step of the device work."),
+        Column("event_id", pa.int64(), "The event of the device work in `events`; null for the host and for gaps."),
+        Column("start_ns", pa.int64(), "Start on the clock of the reference.", required=True),
+        Column("dur_ns", pa.int64(), "Duration.", required=True),
     ),
 )
 
@@ -863,7 +942,8 @@ TRACE_TABLES = (
 TABLES: dict[str, TableSchema] = {
     schema.name: schema
     for schema in (
-        RUNS, *TRACE_TABLES, STEPS, SPANS, LIFECYCLE, ATTRIBUTION, IDLE, COLLECTIVES, KERNELS, WATERFALL, FINDINGS,
+        RUNS, *TRACE_TABLES, STEPS, SPANS, LIFECYCLE, ATTRIBUTION, IDLE, GAPS, ALIGNMENT, COLLECTIVES, KERNELS,
+        WATERFALL, CRITICAL_PATH, FINDINGS,
         NODES, JOBS, HEALTH_EVENTS, RUN_ROLLUP, INTERRUPTIONS, CLUSTER_ROLLUP, GPU_ROLLUP, JOB_NODES,
     )
 }  # fmt: skip

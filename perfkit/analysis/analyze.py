@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from perfkit.analysis.findings import Facts, find, findings_json
-from perfkit.analysis.inputs import TracePart, plan_inputs, read_input, reason
+from perfkit.analysis.inputs import KEPT, REPLAY_KEPT, TracePart, plan_inputs, read_input, reason
 from perfkit.analysis.kernels import with_roofline
 from perfkit.analysis.rank import Options, RankPart, analyze_rank
 from perfkit.analysis.stored import (
@@ -40,17 +42,19 @@ from perfkit.analysis.summary import kernels_summary, ranks_table, steps_table, 
 from perfkit.analysis.timeline import ints
 from perfkit.analysis.utilisation import Question, rank_hfu, resolve
 from perfkit.analysis.waterfall import ladder_terms, to_json, waterfall
-from perfkit.engine.base import Engine
+from perfkit.engine.base import Engine, Outcome, RemoteError, WorkerDied
 from perfkit.engine.local import LocalEngine
 from perfkit.errors import InputError, PerfkitError, UsageError
 from perfkit.report.report import Report
 from perfkit.sources.ranks import PlannedInput
-from perfkit.store.commits import RunSummary
-from perfkit.store.lake import Store
+from perfkit.store.filesystems import is_remote
 from perfkit.store.layout import RunKey
 
 if TYPE_CHECKING:
     from perfkit.analysis.job_results import JobResults
+    from perfkit.analysis.replay.record import Record
+    from perfkit.store.commits import RunSummary
+    from perfkit.store.lake import Store
 
 WORKERS_PAY_BYTES = 16_000_000
 """Stored bytes above which starting worker processes is faster than reading in this one."""
@@ -63,6 +67,8 @@ class _Task:
     ranks: frozenset[int] | None
     records: pa.Table | None = None
     """Steps that capture recorded."""
+    replay: bool = False
+    """Keep what a replay needs."""
 
     @property
     def size_bytes(self) -> int:
@@ -82,10 +88,12 @@ class _Result:
     sources: dict[int, str] = field(default_factory=dict)
     world_sizes: set[int] = field(default_factory=set)
     synthetic: bool = False
+    replays: list[Record] = field(default_factory=list)
 
-    def add(self, trace: TracePart, options: Options) -> None:
+    def add(self, trace: TracePart, options: Options, *, replay: bool = False) -> None:
         """Analyse one part of the input."""
         try:
+            kept = _read_record(trace.tables, options) if replay else []
             new = analyze_rank(trace.tables, options)
             if not new:
                 raise PerfkitError("no events")
@@ -96,6 +104,7 @@ class _Result:
             new[0].quality.events = trace.num_events
         new[0].quality.notes += [f"{Path(trace.path).name}: {oddity}" for oddity in trace.oddities]
         self.parts += new
+        self.replays += kept
         self.infos.update(trace.infos() or _infos(trace.tables.get("device_info")))
         self.boards.update(_boards(trace.tables.get("device_info")))
         if trace.rank is not None:
@@ -136,11 +145,42 @@ def analyze(
     For MFU say what was trained: `model` (a preset, spec keys or a TransformerSpec) and `tokens_per_step` of the
     whole job. The others replace what the traces tell; see `perfkit.analysis.utilisation.Question`.
     """
-    question = {
-        "model": model, "tokens_per_step": tokens_per_step, "seq_len": seq_len, "hardware": hardware,
-        "dtype": dtype, "convention": convention, "peak_flops": peak_flops, "peak": peak, "world_size": world_size,
-        "mesh": mesh,
-    }  # fmt: skip
+    return examine(
+        paths, window=window, first_step=first_step, last_step=last_step, ranks=ranks, engine=engine, store=store,
+        cluster=cluster, run=run, attempt=attempt, model=model, tokens_per_step=tokens_per_step, seq_len=seq_len,
+        hardware=hardware, dtype=dtype, convention=convention, peak_flops=peak_flops, peak=peak, world_size=world_size,
+        mesh=mesh,
+    ).report  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A report with what it was made of."""
+
+    report: Report
+    job: JobResults | None
+    replays: list[Record]
+    """What a replay needs of every rank; empty unless it was asked for."""
+    store: tuple[Store, RunKey, str] | None = None
+    """Where the answer is kept: store, run, and id of the analysis."""
+
+
+def examine(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    replay: bool = False,
+    window: str = "step",
+    first_step: int | None = None,
+    last_step: int | None = None,
+    ranks: Collection[int] | None = None,
+    engine: Engine | None = None,
+    store: str | os.PathLike[str] | None = None,
+    cluster: str | None = None,
+    run: str | None = None,
+    attempt: int | None = None,
+    **question: Any,
+) -> Examined:
+    """Analyse, and keep the job's view beside the report; with `replay` what playing it again needs, too."""
     _question(question)  # mistakes first
     options = Options(window, first_step, last_step)
     wanted = None if ranks is None else frozenset(ranks)
@@ -154,6 +194,7 @@ def analyze(
             if not planned:
                 _nothing_stored(stored, wanted)
             inputs = [commit.fingerprint for commit in lake.committed(*stored.key)]
+            results[0].rejected += _missing_shards(lake, stored)
         else:
             planned = plan_inputs(given, Path(spool), results[0].rejected)
             inputs = [one.input.fingerprint for one in planned]
@@ -163,20 +204,63 @@ def analyze(
                 if there and not planned:
                     raise UsageError(f"no trace of ranks {_shown(wanted)}; there are {_shown(there)}")
         records = recorded_steps(lake, key) if lake is not None and key is not None else None
-        tasks = [_Task(one, options, wanted, records) for one in planned]
+        own_steps = _records_of(records, planned)
+        tasks = [_Task(one, options, wanted, own_steps(one), replay) for one in planned]
         small = sum(task.size_bytes for task in tasks) < WORKERS_PAY_BYTES
         runner = engine or LocalEngine(1 if small else None)
         for outcome in runner.map(_analyze_input, tasks, cost=lambda t: t.size_bytes, ordered=True):
-            results.append(outcome.unwrap())
-    known = _run_facts(lake, key, records, results, world_size)
-    if model is not None:  # then the run's own count of FLOPs is of no use
+            results.append(outcome.value if outcome.error is None and outcome.value else _given_up(outcome))
+    known = _run_facts(lake, key, records, results, question.get("world_size"))
+    if question.get("model") is not None:  # then the run's own count of FLOPs is of no use
         known = {name: value for name, value in known.items() if name not in ("flops_per_token", "convention")}
     asked_of_it = _question({**known, **{k: v for k, v in question.items() if v is not None}})
-    report = _finish(results, asked_of_it, records)
+    report, job = _finish(results, asked_of_it, records)
+    place = None
     if store is not None and lake is not None and key is not None:
         asked = {**question, "window": window, "steps": (first_step, last_step), "ranks": sorted(wanted or ())}
-        write_report(report, lake, key, id=analysis_id(inputs, asked), model=model)
-    return report
+        place = lake, key, analysis_id(inputs, asked)
+        write_report(report, lake, key, id=place[2], model=question.get("model"))
+    return Examined(report, job, [one for result in results for one in result.replays], place)
+
+
+def _missing_shards(lake: Store, run: RunSummary) -> list[dict[str, str]]:
+    """Say which shards of a divided ingest never came to their end."""
+    absent, count = lake.missing_shards(*run.key) or ([], 0)
+    if not absent:
+        return []
+    have = (
+        f"{len(run.ranks)} of {run.world_size} ranks are here" if run.world_size else f"{len(run.ranks)} ranks are here"
+    )
+    step = f"run `perfkit ingest … --shard {absent[0]}/{count}` again"
+    return [{"path": f"shards {_shown(absent)} of {count}", "reason": f"never came to their end; {have}; {step}"}]
+
+
+def _given_up(outcome: Outcome[_Task, _Result]) -> _Result:
+    """Report an input that no worker got through; the others count."""
+    planned, error = outcome.item.planned, outcome.error
+    if isinstance(error, PerfkitError) and not isinstance(error, (WorkerDied, RemoteError)):
+        raise error  # about the store or the question, not about this input
+    where = f"rank {planned.rank}" if isinstance(planned, StoredRank) else planned.input.path
+    why = str(error) if isinstance(error, PerfkitError) else f"{type(error).__name__}: {error}"
+    return _Result(rejected=[{"path": where, "reason": why}])
+
+
+def _records_of(
+    records: pa.Table | None, planned: Sequence[StoredRank | PlannedInput]
+) -> Callable[[StoredRank | PlannedInput], pa.Table | None]:
+    """Return who gives a worker the recorded steps of its rank, and not those of thousands of others."""
+    if records is None or not any(isinstance(one, StoredRank) for one in planned):
+        return lambda one: records
+    records = records.take(pc.sort_indices(records, sort_keys=[("rank", "ascending"), ("step", "ascending")]))
+    rank = ints(records["rank"])
+
+    def own(one: StoredRank | PlannedInput) -> pa.Table | None:
+        if not isinstance(one, StoredRank):
+            return records
+        first, last = np.searchsorted(rank, [one.rank, one.rank + 1])
+        return pa.table(records.slice(first, last - first)).combine_chunks()
+
+    return own
 
 
 def _shown(ranks: Iterable[int]) -> str:
@@ -201,12 +285,14 @@ def _find_stored(
     attempt: int | None,
 ) -> tuple[Store | None, RunKey | None, RunSummary | None]:  # fmt: skip
     """Return the store, the run that the answer belongs to, and that run if it is what is analysed."""
+    if store is None and not (paths and is_store(paths[0])):
+        return None, None, None
+    from perfkit.store.lake import Store
+
     if store is None:
-        if not paths or not is_store(paths[0]):
-            return None, None, None
         store, names = paths[0], [os.fspath(path) for path in paths[1:]]
     else:
-        names = [os.fspath(path) for path in paths if not Path(path).exists()]
+        names = [os.fspath(path) for path in paths if not (is_remote(path) or Path(path).exists())]
         if names and len(names) < len(paths):
             raise UsageError(f"{names[0]} does not exist", next_step="name files, or one run of the store")
         if not names:
@@ -244,10 +330,28 @@ def analyze_tables(
     **question: Any,
 ) -> Report:
     """Analyse Arrow tables of one or many ranks; the other arguments are those of `analyze`."""
+    return examine_tables(
+        tables, window=window, first_step=first_step, last_step=last_step, synthetic=synthetic, **question
+    ).report
+
+
+def examine_tables(
+    tables: Mapping[str, pa.Table],
+    *,
+    replay: bool = False,
+    window: str = "step",
+    first_step: int | None = None,
+    last_step: int | None = None,
+    synthetic: bool = False,
+    **question: Any,
+) -> Examined:
+    """Analyse Arrow tables, and keep what the report was made of."""
     asked = _question(question)
     result = _Result()
-    result.add(TracePart("tables", dict(tables), synthetic=synthetic), Options(window, first_step, last_step))
-    return _finish([result], asked, tables.get("steps"))
+    options = Options(window, first_step, last_step)
+    result.add(TracePart("tables", dict(tables), synthetic=synthetic), options, replay=replay)
+    report, job = _finish([result], asked, tables.get("steps"))
+    return Examined(report, job, result.replays)
 
 
 def _question(arguments: dict[str, Any]) -> Question:
@@ -284,11 +388,13 @@ def _analyze_input(task: _Task) -> _Result:
     result = _Result()
     path = str(task.planned.key) if isinstance(task.planned, StoredRank) else task.planned.input.path
     try:
-        for trace in [read_rank(task.planned)] if isinstance(task.planned, StoredRank) else read_input(task.planned):
+        kept = REPLAY_KEPT if task.replay else KEPT
+        one = task.planned
+        for trace in [read_rank(one, kept)] if isinstance(one, StoredRank) else read_input(one, kept):
             if task.records is not None:
                 trace.tables.setdefault("steps", task.records)
             if task.ranks is None or trace.rank in task.ranks:
-                result.add(trace, task.options)
+                result.add(trace, task.options, replay=task.replay)
     except InputError as error:
         result.rejected.append({"path": error.path, "reason": reason(error)})
     except (OSError, pa.ArrowException, MemoryError) as error:
@@ -296,7 +402,15 @@ def _analyze_input(task: _Task) -> _Result:
     return result
 
 
-def _finish(results: Sequence[_Result], question: Question, records: pa.Table | None = None) -> Report:
+def _read_record(tables: Mapping[str, pa.Table], options: Options) -> list[Record]:
+    from perfkit.analysis.replay.record import read_record
+
+    return read_record(tables, options)
+
+
+def _finish(
+    results: Sequence[_Result], question: Question, records: pa.Table | None = None
+) -> tuple[Report, JobResults | None]:
     _drop_copies(results)
     parts = [part for result in results for part in result.parts]
     rejected = [row for result in results for row in result.rejected]
@@ -318,7 +432,7 @@ def _finish(results: Sequence[_Result], question: Question, records: pa.Table | 
         parts[0].quality.notes.append(f"the traces disagree on the world size: {sizes}; taken is {world_size}")
     detail = {
         name: pa.concat_tables([getattr(p, name) for p in parts]).unify_dictionaries()
-        for name in ("idle", "io", "kernels", "compute", "window_idle", "exchanges", "copies")
+        for name in ("idle", "io", "kernels", "compute", "window_idle", "gaps", "exchanges", "copies")
     }
     devices = [infos.get(rank, {}).get("device") for rank in ranks["rank"].to_pylist()]
     boards = {name: board for result in results for name, board in result.boards.items()}
@@ -331,8 +445,9 @@ def _finish(results: Sequence[_Result], question: Question, records: pa.Table | 
     terms = ladder_terms(steps, detail["compute"], detail["window_idle"], use.numerator, **split)
     ladder = waterfall(terms, use.numerator.start)
     tables = {
-        "attribution": attribution, "steps": steps, "ranks": ranks, "idle": detail["idle"], "io": detail["io"],
-        "kernels": kernels, "waterfall": ladder, "exchanges": detail["exchanges"], "copies": detail["copies"],
+        "attribution": attribution, "steps": steps, "ranks": ranks, "idle": detail["idle"], "gaps": detail["gaps"],
+        "io": detail["io"], "kernels": kernels, "waterfall": ladder, "exchanges": detail["exchanges"],
+        "copies": detail["copies"],
     }  # fmt: skip
     if lanes := [p.timeline for p in parts if p.timeline is not None]:
         tables["timeline"] = _on_one_clock(pa.concat_tables(lanes), job)
@@ -365,7 +480,8 @@ def _finish(results: Sequence[_Result], question: Question, records: pa.Table | 
     if job is not None:
         tables |= job.tables()
     sources = {rank: path for result in reversed(results) for rank, path in result.sources.items()}
-    return Report(summary, tables, dict(sorted(sources.items())))
+    clock = job.view.clock if job is not None and job.view.several else None
+    return Report(summary, tables, dict(sorted(sources.items())), clock), job
 
 
 def _job(

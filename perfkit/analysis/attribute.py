@@ -12,20 +12,26 @@ hand over to communication or block (on their own thread); C is the work of the 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from perfkit.analysis.classify import CLASSES, cpu_kind
-from perfkit.analysis.intervals import Spans, covered, difference, join, union
+from perfkit.analysis.intervals import Ints, Spans, clip, covered, difference, join, union
 from perfkit.analysis.timeline import Mask, Timeline
 from perfkit.analysis.windows import NEVER, Steps, Windows, launch_times
 from perfkit.schema import ATTRIBUTION, conform
 
+BLOCK_SPANS = 1 << 17
+"""Spans of each set that are added up at once: what stays in the caches costs the same per event, however many."""
 
-class Busy(NamedTuple):
+
+@dataclass(frozen=True)
+class Busy:
     """The sets of definition 2 on one device."""
 
     compute: Spans
@@ -33,7 +39,7 @@ class Busy(NamedTuple):
     memcpy: Spans
     unknown: Spans
 
-    @property
+    @cached_property
     def any(self) -> Spans:
         """K ∪ C ∪ M."""
         return join(self.compute, self.communication, self.memcpy)
@@ -58,15 +64,14 @@ def busy_sets(timeline: Timeline, device: int | None) -> Busy:
 def attribute(timeline: Timeline, device: int | None, windows: Windows, busy: Busy, steps: Steps | None) -> pa.Table:
     """Return one row of `attribution` per window, after one for what runs before the first (carry_in)."""
     start, end, step = windows.start, windows.end, windows.step
-    both, everything = join(busy.compute, busy.communication), busy.any
-    first = everything.start[0] if len(everything.start) else NEVER
+    sets = busy.compute, busy.communication, busy.memcpy
+    first = min((int(s.start[0]) for s in sets if len(s.start)), default=NEVER)
     early = bool(len(start) and NEVER < first < start[0])
     if early:
         start, end, step = np.append(first, start), np.append(start[0], end), np.append(-1, step)
     carry_in = np.zeros(len(start), bool)
     carry_in[:1] = early
-    compute, worked, active = (covered(s, start, end) for s in (busy.compute, both, everything))
-    comm = covered(busy.communication, start, end)
+    compute, comm, worked, active = _add_up(busy, start, end)
     number = len(start)
     return conform(
         ATTRIBUTION,
@@ -91,6 +96,20 @@ def attribute(timeline: Timeline, device: int | None, windows: Windows, busy: Bu
     )
 
 
+def _add_up(busy: Busy, start: Ints, end: Ints) -> Ints:
+    """Return how long K, C, K ∪ C and K ∪ C ∪ M last in each window, in blocks of time."""
+    sets = busy.compute, busy.communication, busy.memcpy
+    cuts = np.unique(np.concatenate([s.start[BLOCK_SPANS::BLOCK_SPANS] for s in sets]))
+    total = np.zeros((4, len(start)), np.int64)
+    limits = np.iinfo(np.int64)
+    for low, high in pairwise([limits.min, *cuts.tolist(), limits.max]):
+        compute, comm, memcpy = (clip(s, low, high) for s in sets)
+        worked = join(compute, comm)
+        begin, stop = np.maximum(start, low), np.minimum(end, high)
+        total += [covered(s, begin, stop) for s in (compute, comm, worked, join(worked, memcpy))]
+    return total
+
+
 def rows_of(attribution: pa.Table, windows: Windows) -> pa.Table:
     """Return the carry-in and the rows of `windows`, which are some of those that were attributed."""
     start, step = attribution["start_ns"], pc.fill_null(attribution["step"], -1)
@@ -103,7 +122,7 @@ def spill(timeline: Timeline, device: int | None, windows: Windows, steps: Steps
     rows: list[int | None] = [None] * lead
     if device is None or steps is None or windows.position is None:
         return pa.array(rows + [None] * len(windows.step), pa.int64())
-    work = timeline.work.take(timeline.work.device == device)
+    work = timeline.work_of(device)
     at = steps.at(launch_times(timeline, work, NEVER))
     order = np.argsort(at, kind="stable")
     edges = np.searchsorted(at[order], np.arange(len(steps.number) + 1))

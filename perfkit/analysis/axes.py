@@ -1,6 +1,7 @@
 """Axes of parallelism: their words, what a group's name says about them, and a mesh that the user gives.
 
     axes_of_name("DATA_PARALLEL_GROUP_WITH_CP") -> ("dp", "cp")        None: the name says nothing
+    axis_of_dimension("dp_shard")               -> "fsdp"              one dimension of a DeviceMesh
     parse_mesh("dp=4,tp=2,pp=2", world_size=16) -> {"pp": 2, "dp": 4, "tp": 2}
     mesh_coordinates(degrees, ranks)            -> {"pp": [...], "dp": [...], ...}
 
@@ -30,10 +31,12 @@ CHUNKS = "vpp"
 """Model chunks per pipeline stage: taken from the user, no axis."""
 DATA_AXES = ("dp", "fsdp", "cp")
 """Axes that ep cuts into blocks."""
+BATCH_AXES = ("dp", "fsdp")
+"""Axes over which a batch is split: their degrees multiply to the number of replicas."""
 
 _ALIASES = {
     "pipeline": "pp", "pipe": "pp", "stage": "pp", "ddp": "dp", "data": "dp", "replicate": "dp", "dp_replicate": "dp",
-    "shard": "fsdp", "dp_shard": "fsdp", "zero": "fsdp", "context": "cp", "sp": "cp", "sequence": "cp",
+    "shard": "fsdp", "dp_shard": "fsdp", "zero": "fsdp", "hsdp": "fsdp", "context": "cp", "sp": "cp", "sequence": "cp",
     "ulysses": "cp", "tensor": "tp", "mp": "tp", "expert": "ep",
 }  # fmt: skip
 """Other words for an axis, on the command line and in names of groups."""
@@ -42,6 +45,11 @@ _EXPERT = {"tensor": "etp", "tp": "etp", "model": "ep", "data": "edp", "dp": "ed
 _NOISE = frozenset(("mesh", "parallel", "group", "groups", "pg", "with", "and", "gloo", "nccl", "comm", "process"))
 _WORLD = frozenset(("default_pg", "world", "world_group", "default"))
 _SILENT = frozenset(("", "undefined", "none", "null"))
+
+
+def axis_of_dimension(name: str) -> str:
+    """Return the axis that a mesh's dimension is: `dp_shard` and `shard` are fsdp. An unknown word stays as it is."""
+    return _ALIASES.get(name.lower(), name.lower())
 
 
 def axes_of_name(text: str | None) -> tuple[str, ...] | None:

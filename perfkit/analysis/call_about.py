@@ -158,11 +158,12 @@ def _listed(text: str | None) -> list[object]:
 
 def _with_sizes(note: Note, name: str, dims: list[object], types: list[object]) -> Note:
     """Fill in what is not known yet from the shapes of one op."""
-    elements = [_elements(entry) for entry in dims]
+    kinds = [str(kind) for kind in types] + [""] * (len(dims) - len(types))
+    elements = [_elements(entry, kind) for entry, kind in zip(dims, kinds, strict=False)]
     tensors = [i for i, number in enumerate(elements) if number]
     if not tensors:
         return note
-    kind = next((str(types[i]) for i in tensors if i < len(types) and item_bytes(str(types[i]))), note.dtype)
+    kind = next((kinds[i] for i in tensors if item_bytes(kinds[i])), note.dtype)
     size = item_bytes(kind)
     if size is None:
         return note
@@ -184,11 +185,17 @@ def _with_values(note: Note, values: list[object]) -> Note:
     return note
 
 
-def _elements(shape: object) -> int | None:
-    """Return how many elements a shape, or a list of shapes, holds; None for something that is no tensor."""
-    if not isinstance(shape, list) or not shape:
+def _elements(shape: object, kind: str) -> int | None:
+    """Return how many elements a shape, or a list of shapes, holds; None for something that is no tensor.
+
+    A tensor without dimensions is recorded as `[]` and has one element; so is an argument that is no tensor, and only
+    the type tells them apart.
+    """
+    if not isinstance(shape, list):
         return None
+    if not shape:
+        return 1 if item_bytes(kind) else None
     if all(isinstance(n, int) for n in shape):
         return math.prod(shape)
-    inner = [_elements(one) for one in shape]
+    inner = [1 if one == [] and kind == "TensorList" else _elements(one, kind) for one in shape]
     return sum(n for n in inner if n) or None

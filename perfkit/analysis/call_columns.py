@@ -68,8 +68,11 @@ def describe_calls(timeline: Timeline, found: Found, args: CallArgs, notes: OpNo
     bare = np.flatnonzero([text is None for text in said])
     told: list[Note] = [Note()] * number
     inner, outer = notes.describe(found.inner[bare]), notes.describe(found.issuer[bare])
-    for i, near, far in zip(bare.tolist(), inner, outer, strict=True):
-        told[i] = near.or_else(far)
+    together: dict[tuple[Note, Note], Note] = {}  # a training loop says the same again and again
+    for i, pair in zip(bare.tolist(), zip(inner, outer, strict=True), strict=True):
+        if pair not in together:
+            together[pair] = pair[0].or_else(pair[1])
+        told[i] = together[pair]
     by_name = {i: op_name(timeline.names[i]) for i in np.unique(found.name).tolist()}
     ops = [
         (op_name(text) if text else None) or note.op or by_name[name]

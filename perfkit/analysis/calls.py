@@ -85,6 +85,7 @@ INSTANCES = pa.schema(
         ("u_ns", pa.int64()),         # clock error that applies between its members; null: not aligned
         ("class", TEXT),              # transfer, skew, mixed, inconclusive
         ("algbw_gbps", pa.float64()), ("busbw_gbps", pa.float64()), ("efficiency", pa.float64()),
+        ("link", TEXT), ("peak_gbps", pa.float64()),    # what it ran over, and how fast that can be; null
     ]
 )  # fmt: skip
 GROUPS = pa.schema(

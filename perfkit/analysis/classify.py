@@ -28,6 +28,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import compress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -36,7 +37,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from perfkit.arrays import codes_of, dictionary, from_list, from_numpy, to_numpy
+from perfkit.arrays import codes_of, dictionary, from_list, to_numpy
 from perfkit.errors import UsageError
 
 CLASSES: tuple[str, ...] = (
@@ -63,6 +64,8 @@ _COLUMNS = ["kind", "of", "pattern", "result", "note"]
 _PHASES = {"C": "counter", "s": "flow", "t": "flow", "f": "flow"}
 _CACHE_SIZE = 1_000_000
 _NOT_SEEN = -2
+_WORDS = re.compile(r"\^\(\?:([a-z0-9_|]+)\)\$|([a-z0-9_|]+)")
+"""Patterns that are only words: the whole text is one of them, or holds one of them."""
 BUNDLED = "classes.csv"
 
 Text: TypeAlias = "pa.Array | pa.ChunkedArray"
@@ -73,6 +76,17 @@ Codes: TypeAlias = npt.NDArray[np.int8]
 def _compiled(pattern: str) -> re.Pattern[str]:
     """Compile a pattern for lower-cased text; ignoring case is several times slower, so only where it is written."""
     return re.compile(pattern, 0 if pattern == pattern.lower() else re.IGNORECASE)
+
+
+def _search_words(words: re.Match[str], texts: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Say which texts are one of the words, or hold one.
+
+    Half of the patterns are words, and to compile them would cost more than all that a small trace searches.
+    """
+    wanted = (words[1] or words[2]).split("|")
+    if words[1]:
+        return np.fromiter((text in wanted for text in texts), bool, len(texts))
+    return np.fromiter((any(word in text for word in wanted) for text in texts), bool, len(texts))
 
 
 def search_all(pattern: str, texts: pa.Array) -> npt.NDArray[np.bool_]:
@@ -140,14 +154,19 @@ class Classifier:
     @staticmethod
     def _first_matches(rules: Sequence[Rule], texts: Sequence[str]) -> list[str | None]:
         result: list[str | None] = [None] * len(texts)
-        left, lowered = np.arange(len(texts)), from_list([text.lower() for text in texts], pa.utf8())
+        left, lowered = np.arange(len(texts)), [text.lower() for text in texts]
+        listed: pa.Array | None = None
         for rule in rules:
-            found = search_all(rule.pattern, lowered)
+            if words := _WORDS.fullmatch(rule.pattern):
+                found = _search_words(words, lowered)
+            else:
+                listed = from_list(lowered, pa.utf8()) if listed is None else listed
+                found = search_all(rule.pattern, listed)
             if found.any():
                 for i in left[found].tolist():
                     result[i] = rule.result
-                left, lowered = left[~found], lowered.filter(from_numpy(~found))
-                if not len(left):
+                left, lowered, listed = left[~found], list(compress(lowered, (~found).tolist())), None
+                if not lowered:
                     break
         return result
 

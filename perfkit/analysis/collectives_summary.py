@@ -34,6 +34,9 @@ _SUMS = (
     "wait_ns", "transfer_ns", "unsplit_ns", "exposed_wait_ns", "exposed_transfer_ns", "exposed_unsplit_ns", "bubble_ns",
 )  # fmt: skip
 
+_OF_INSTANCE = ("busbw_gbps", "size", "skew_ns", "last_rank", "class", "link", "peak_gbps")
+"""What the rows of an instance share."""
+
 
 class _Rows:
     """Calls and instances of a view by (role, op)."""
@@ -200,6 +203,8 @@ def collectives_table(view: JobView) -> pa.Table:
     size = bytes_of_calls(calls, _group_sizes(view))
     split = known & (ints(members["wait_ns"]) + ints(members["transfer_ns"]) > 0)
     start = ints(members["start_ns"])
+    of = pa.array(instance, mask=~known)
+    told = {name: view.instances[name].take(of) for name in _OF_INSTANCE}
     return conform(
         COLLECTIVES,
         pa.table(
@@ -211,8 +216,10 @@ def collectives_table(view: JobView) -> pa.Table:
                 "wait_ns": pa.array(ints(members["wait_ns"]), mask=~split),
                 "transfer_ns": pa.array(ints(members["transfer_ns"]), mask=~split),
                 "exposed_wait_ns": members["exposed_wait_ns"], "exposed_transfer_ns": members["exposed_transfer_ns"],
-                "busbw_gbps": view.instances["busbw_gbps"].take(pa.array(instance, mask=~known)),
+                "bubble_ns": members["bubble_ns"],
                 "caused_by": pa.array(blamed, pa.int32(), mask=blamed < 0), "matched": known,
+                **{name: calls[name] for name in ("segment", "event_id", "device")}, **told,
+                "uncertainty_ns": view.instances["u_ns"].take(of),
             }
         ),
     )  # fmt: skip

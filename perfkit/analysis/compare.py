@@ -5,7 +5,8 @@
 Step time is compared by the median of a series: recorded steps that no profiler disturbed where both runs have them,
 else the traced ones, each averaged over ranks. Every term of the waterfall is compared in points of its own run's
 peak, kernels and collectives in time per step and device, so that runs of different size or hardware can stand side by
-side; what differs in kind is said in `notes`. Kernels are matched by op, shapes, number format and phase, or by name
+side; what differs in kind is said in `notes`. `causes` says where the time of the traced steps went or came from: the
+terms, kernels and findings that changed most. Kernels are matched by op, shapes, number format and phase, or by name
 where no op is known; collectives by role, op and size.
 """
 
@@ -21,11 +22,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from perfkit.analysis.evidence import LEVEL, MIN_VALUES, NOTHING, Estimate, Floats, difference, ratio
+from perfkit.report.format import duration
 from perfkit.report.report import Report
+from perfkit.report.verdict import term_label
 
 MIN_KERNEL_SHARE = 0.002
 """Kernels whose change is below this share of a step are not listed."""
 MAX_ROWS = 40
+MIN_CAUSE = 0.01
+"""Changes below this share of a step are no cause."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,8 @@ class Comparison:
     terms: tuple[Quantity, ...]
     kernels: tuple[Row, ...]
     collectives: tuple[Row, ...]
+    causes: tuple[str, ...] = ()
+    """Sentences, the largest first; empty where nothing that was traced changed clearly."""
     notes: tuple[str, ...] = field(default_factory=tuple)
 
     def as_json(self) -> dict[str, Any]:
@@ -90,6 +97,7 @@ class Comparison:
             "quantities": [asdict(q) for q in self.quantities],
             "waterfall": [asdict(q) for q in self.terms],
             **rows,
+            "causes": list(self.causes),
             "notes": list(self.notes),
         }
 
@@ -105,15 +113,19 @@ def compare(
         Quantity("step_time", "ns", _median(times[0]), _median(times[1]), speed.change, speed.low, speed.high, verdict),
         *_summary_quantities(base.document, new.document, speed),
     ]
+    terms = tuple(_terms(base, new, level))
+    kernels = tuple(_match(_kernel_rows(base), _kernel_rows(new), _step_ns(base)))
+    collectives = tuple(_match(_collective_rows(base), _collective_rows(new), _step_ns(base)))
     return Comparison(
         verdict=verdict,
         level=level,
         steps=(len(times[0]), len(times[1])),
         step_source=source,
         quantities=tuple(quantities),
-        terms=tuple(_terms(base, new, level)),
-        kernels=tuple(_match(_kernel_rows(base), _kernel_rows(new), _step_ns(base))),
-        collectives=tuple(_match(_collective_rows(base), _collective_rows(new), _step_ns(base))),
+        terms=terms,
+        kernels=kernels,
+        collectives=collectives,
+        causes=tuple(_causes(base, new, terms, kernels, collectives)),
         notes=tuple(_notes(base.document, new.document, times)),
     )
 
@@ -162,7 +174,7 @@ def _median(values: Floats) -> float | None:
 
 
 def _summary_quantities(base: Mapping[str, Any], new: Mapping[str, Any], speed: Estimate) -> Iterable[Quantity]:
-    """Yield MFU and tokens/s; where they are known they move with step time, and so does their interval."""
+    """Yield MFU and tokens/s, where both are known; work over time, so their interval is that of step time."""
     for name, unit, path in (
         ("tokens_per_second_per_device", "1/s", ("throughput", "tokens_per_second_per_device")),
         ("mfu", "ratio", ("mfu", "value")),
@@ -172,8 +184,12 @@ def _summary_quantities(base: Mapping[str, Any], new: Mapping[str, Any], speed: 
         if old is None or now is None:
             yield Quantity(name, unit, old, now, None, None, None, "unknown")
             continue
-        verdict = {1: "slower", -1: "faster", 0: "no evidence"}[speed.sign]
-        yield Quantity(name, unit, old, now, now / old - 1 if old else None, None, None, verdict)
+        change, low, high = now / old - 1 if old else None, None, None
+        if change is not None and speed.change is not None and speed.low is not None and speed.high is not None:
+            same = (1 + change) * (1 + speed.change)  # what would be left of the change at equal step time
+            low, high = same / (1 + speed.high) - 1, same / (1 + speed.low) - 1
+        sign = Estimate(change, low, high).sign
+        yield Quantity(name, unit, old, now, change, low, high, {1: "faster", -1: "slower", 0: "no evidence"}[sign])
 
 
 def _terms(base: Report, new: Report, level: float) -> Iterable[Quantity]:
@@ -273,6 +289,34 @@ def _match(base: Rows, new: Rows, step_ns: float) -> list[Row]:
         )
         found.append(Row(key[0], key[1], status, old_ns, now_ns, old_count, now_count))
     return sorted(found, key=lambda row: -abs(row.change_ns))[:MAX_ROWS]
+
+
+def _causes(
+    base: Report, new: Report, terms: Iterable[Quantity], kernels: Iterable[Row], collectives: Iterable[Row]
+) -> Iterable[str]:
+    """Yield findings that are new, and what changed most in time per step and device: terms, kernels, collectives."""
+    known = {finding["id"] for finding in base.document["findings"] or ()}
+    for finding in new.document["findings"] or ():
+        if finding["id"] not in known:
+            yield f"new finding: {finding['title']}"
+    old_ns, now_ns = _step_ns(base), _step_ns(new)
+    moved = [
+        (q.new * now_ns / 100 - q.base * old_ns / 100, q.name)
+        for q in terms
+        if q.base is not None and q.new is not None and q.verdict in ("more", "less")
+    ]
+    least = MIN_CAUSE * max(old_ns, now_ns)
+    for change, name in sorted(moved, key=lambda one: -abs(one[0]))[:3]:
+        if abs(change) >= least:
+            yield f"{term_label(name)}: {_signed(change)} a step"
+    for what, rows in (("kernel", kernels), ("collective", collectives)):
+        for row in list(rows)[:2]:
+            if abs(row.change_ns) >= least:
+                yield f"{what} {row.status}: {row.name} {row.detail}".rstrip() + f": {_signed(row.change_ns)} a step"
+
+
+def _signed(ns: float) -> str:
+    return f"{'+' if ns >= 0 else '−'}{duration(abs(ns))}"
 
 
 def _notes(base: Mapping[str, Any], new: Mapping[str, Any], times: tuple[Floats, Floats]) -> Iterable[str]:

@@ -7,7 +7,10 @@ costs nothing. Points are those of ladder A: the share of GPU time that the find
 that sets the pace (perfkit.analysis.facts). A finding whose gain cannot be told has null points and comes last,
 unless it puts all others in doubt.
 A finding that says who or where (a straggler) comes after one that says why, if that explains half of it or more, or
-is what the straggler's own lateness is made of: then the cause weighs what the straggler costs.
+is what the straggler's own lateness is made of: then the cause weighs what the straggler costs, as a slow link does
+what its communication costs. Only what a rank does
+itself can make it late: communication that the pace-setting rank waits for is what is left when nobody is late, and
+what all ranks do alike holds nobody up.
 Points of different findings may overlap: a slow step and the data that it waited for are the same time.
 """
 
@@ -33,10 +36,14 @@ RULES: tuple[Rule, ...] = (*HOST_RULES, *DEVICE_RULES, *JOB_RULES)
 def find(facts: Facts) -> pa.Table:
     """Apply all rules and rank what they find."""
     found = [finding for rule in RULES if (finding := rule(facts)) is not None]
-    causes = [f.points for f in found if f.cause and f.points is not None]
+    causes = {f.id: f.points for f in found if f.cause and f.points is not None}
     ids = {f.id for f in found}
     whole: dict[str | None, float] = {f.because: f.points or 0.0 for f in found if f.because in ids}
-    found.sort(key=lambda f: (not f.first, f.points is None, -_weight(f, causes, whole), not f.cause, f.id))
+    found.sort(
+        key=lambda f: (
+            not f.first, f.points is None, -_weight(f, causes, whole), f.because in ids, not f.cause, f.id,
+        )
+    )  # fmt: skip
     rows: list[dict[str, object]] = [
         {
             "position": i, "id": f.id, "title": f.title, "points": f.points,
@@ -47,13 +54,14 @@ def find(facts: Facts) -> pa.Table:
     return table_from_rows(FINDINGS, rows)
 
 
-def _weight(finding: Finding, causes: list[float], whole: dict[str | None, float]) -> float:
+def _weight(finding: Finding, causes: dict[str, float], whole: dict[str | None, float]) -> float:
     """Return what a finding is ranked by: its points, those of the cause that explains it, or of what it explains."""
     points = max(finding.points or 0.0, whole.get(finding.id, 0.0))
-    if finding.because in whole:
+    if finding.cause or finding.because in whole:
         return points
-    known = [value for value in causes if points / 2 <= value < points]
-    return max(known) if known and not finding.cause else points
+    may = finding.explained_by
+    known = [value for id, value in causes.items() if (may is None or id in may) and points / 2 <= value < points]
+    return max(known, default=points)
 
 
 def _with_gain(finding: Finding, facts: Facts) -> dict[str, Any]:

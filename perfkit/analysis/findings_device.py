@@ -11,7 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from perfkit.analysis.call_about import is_issuer
+from perfkit.analysis.collectives import MOSTLY
 from perfkit.analysis.facts import Facts
+from perfkit.analysis.findings_job import slow_link
 from perfkit.analysis.findings_types import MAX_EVIDENCE, Finding, ms
 from perfkit.analysis.timeline import ints
 
@@ -20,6 +23,8 @@ SHAPE_POINTS, PRECISION_POINTS, ATTENTION_POINTS, ELEMENTWISE_POINTS, SMALL_POIN
 """Below this a finding is not worth a reader's time; some communication and recompute is paid for on purpose."""
 SMALL_BYTES = 2**22
 """Below this a message's time is latency more than bandwidth, on NVLink and on InfiniBand alike."""
+NUMBER_BYTES = 64
+"""Up to this a message is a number or a few, not a piece of a tensor."""
 SMALL_COUNT, SMALL_SHARE = 16, 0.3
 """Small messages per step and rank that a bucket could join, and their share of communication time."""
 MIN_WORK = 3
@@ -40,6 +45,7 @@ _BATCHED = ("aten::bmm", "aten::baddbmm", "aten::matmul")
 
 
 _LINK = "; look at the link too: compare with `{}_perf` of nccl-tests between the same ranks"
+_HOST_LINK = "measure the link between these hosts (iperf3); if it is as fast as it should be, "
 _TESTS = {"all_to_all": "alltoall", "send": "sendrecv", "recv": "sendrecv", "send_recv": "sendrecv"}
 """What nccl-tests calls an operation, if not by its name."""
 
@@ -66,11 +72,16 @@ def exposed_communication(facts: Facts) -> Finding | None:
         "recv": "in a pipeline, more micro-batches or an interleaved schedule",
     }.get(first["op"], "overlap it with compute")
     knows = first["op"] in (*_TESTS, "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
+    how, waits = _how(facts, first["op"])
+    if knows and not waits:  # the registry knows no peak of a host's link, so that it comes first there
+        advice = (
+            advice + _LINK.format(_TESTS.get(first["op"], first["op"])) if facts.has_device else _HOST_LINK + advice
+        )
     return Finding(
         "exposed_communication",
-        f"Communication is not hidden behind compute, most of it {first['op']}",
+        f"Communication is not hidden behind compute, most of it {first['op']}{how}",
         points,
-        advice + (_LINK.format(_TESTS.get(first["op"], first["op"])) if facts.has_device and knows else ""),
+        advice,
         {
             "collectives": [
                 {"op": r["op"], "group": r["group"], "lost_gpu_ms": ms(r["gpu_ns"]), "exposed_ms": ms(r["ns"])}
@@ -78,7 +89,25 @@ def exposed_communication(facts: Facts) -> Finding | None:
             ],
             "split": _split(facts),
         },
+        because="slow_link" if (link := slow_link(facts)) and (link.points or 0) >= points / 2 else None,
     )
+
+
+def _how(facts: Facts, op: str) -> tuple[str, bool]:
+    """Say whether the exposed time of an operation is transfer, and how fast, or waiting; and whether it waits."""
+    rows = [r for r in facts.job.collectives if r["op"] == op] if facts.job is not None else []
+    moved, waited, unclear = (
+        sum(r[f"exposed_{name}_ns"] or 0 for r in rows) for name in ("transfer", "wait", "unsplit")
+    )
+    total = moved + waited + unclear
+    if not total or max(moved, waited) <= MOSTLY * total:
+        return "", False
+    if waited > moved:
+        return f": {100 * waited / total:.0f} % of it is waiting for ranks that come late", True
+    most = max(rows, key=lambda r: r["exposed_transfer_ns"] or 0)
+    rate = "" if most["busbw_gbps"] is None else f", at {most['busbw_gbps']:.2g} GB/s"
+    rate += "" if most["efficiency"] is None else f" or {100 * most['efficiency']:.0f} % of the link's peak"
+    return f": {100 * moved / total:.0f} % of it is transfer{rate}, not waiting for a late rank", False
 
 
 def _split(facts: Facts) -> str | dict[str, float]:
@@ -92,26 +121,32 @@ def _split(facts: Facts) -> str | dict[str, float]:
 
 
 def small_messages(facts: Facts) -> Finding | None:
-    """Report many small messages of one kind, where a few large ones would do."""
+    """Report many small messages of one kind, where a few large ones would do; on a host their calls count too."""
     small = facts.exchanges.filter(_is_small(facts.exchanges))
     count = (pc.sum(small["count"]).as_py() or 0) / facts.num_steps / facts.num_devices
     small_ns, all_ns = (pc.sum(t["comm_ns"]).as_py() or 0 for t in (small, facts.exchanges))
     if count < SMALL_COUNT or not all_ns or small_ns < SMALL_SHARE * all_ns:
         return None
-    busy, exposed = facts.points(small_ns), facts.points(float(facts.paced(small, "exposed_ns").sum()))
+    busy, issued = facts.points(small_ns), sum(row["gpu_ns"] for row in issuing(facts)) * share_of_small(facts)
+    exposed = facts.points(float(facts.paced(small, "exposed_ns").sum()) + issued)
     if busy < SMALL_POINTS:
         return None
     sizes = small.group_by(["op", "group", "bytes"], use_threads=False).aggregate(
         [("count", "sum"), ("comm_ns", "sum")]
     )
     rows = sizes.sort_by([("comm_ns_sum", "descending")]).slice(0, MAX_EVIDENCE).to_pylist()
+    numbers = rows[0]["bytes"] <= NUMBER_BYTES
+    most = f", most of them of {rows[0]['bytes']} bytes" if numbers else ""
     return Finding(
         "small_messages",
-        f"{count:.0f} messages below {SMALL_BYTES >> 20} MiB per step and rank: their time is latency",
+        f"{count:.0f} messages below {SMALL_BYTES >> 20} MiB per step and rank{most}: their time is latency",
         exposed,
-        "raise bucket_cap_mb (DDP) or wrap larger units (FSDP), so that one collective carries what these do",
+        "these are single numbers (losses, norms, statistics, flags), and each costs a round trip between all ranks: "
+        "put them in one tensor and reduce that once, or every N steps, and read it (.item()) afterwards"
+        if numbers
+        else "raise bucket_cap_mb (DDP) or wrap larger units (FSDP), so that one collective carries what these do",
         {
-            "per_step": count, "busy_points": busy,
+            "per_step": count, "busy_points": busy, **({"issuing_points": facts.points(issued)} if issued else {}),
             "messages": [
                 {"op": r["op"], "group": r["group"], "bytes": r["bytes"], "count": r["count_sum"],
                  "comm_ms": ms(r["comm_ns_sum"])}
@@ -119,6 +154,24 @@ def small_messages(facts: Facts) -> Finding | None:
             ],
         },
     )  # fmt: skip
+
+
+def issuing(facts: Facts) -> list[dict[str, Any]]:
+    """Return the places where a host without a device stands in calls of the communication library, not yet sending.
+
+    With a device the same time makes launches late, and is the host's.
+    """
+    places = [] if facts.has_device else [row for rows in facts.late_host.values() for row in rows]
+    return [row for row in places if row["where"] and is_issuer(row["where"])]
+
+
+def share_of_small(facts: Facts) -> float:
+    """Return how many of the messages are small: each costs its call, whatever it carries."""
+    small, total = (
+        pc.sum(table["count"]).as_py() or 0
+        for table in (facts.exchanges.filter(_is_small(facts.exchanges)), facts.exchanges)
+    )
+    return small / total if total else 0.0
 
 
 def _is_small(exchanges: pa.Table) -> pa.ChunkedArray:

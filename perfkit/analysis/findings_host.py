@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from perfkit.analysis.exchanges import is_pageable
 from perfkit.analysis.facts import Facts
+from perfkit.analysis.findings_device import issuing, share_of_small, small_messages
 from perfkit.analysis.findings_types import MAX_EVIDENCE, Finding, ms
 from perfkit.analysis.throughput import slow_steps_of_job
 
@@ -19,6 +20,8 @@ HOST_POINTS = EXPOSED_COPY_POINTS = 5.0
 OVERHEAD_SHARE, SEVERE_SHARE, LOST_SHARE, MIN_LAUNCHES = 0.02, 0.2, 0.01, 3
 FRAMES_PER_LAUNCH = 20
 """Recorded Python frames per launch above which recording them slows a host-bound step down."""
+_KINDS = {"gc": "garbage collection (gc)", "compile": "compilation"}
+"""What a reader calls a culprit, if not by its name."""
 _SPECIAL = ("data_loader", "sync", "allocator", "checkpoint")
 
 
@@ -63,6 +66,9 @@ def checkpoint_stall(facts: Facts) -> Finding | None:
 def host_bound(facts: Facts) -> Finding | None:
     """Report that the host launches too late for any other reason, and name the largest."""
     rows = [row for culprit, rows in facts.late_host.items() if culprit not in _SPECIAL for row in rows]
+    if small_messages(facts):  # their calls are their cost
+        calls, left = [row["where"] for row in issuing(facts)], 1 - share_of_small(facts)
+        rows = [{**row, "gpu_ns": row["gpu_ns"] * left} if row["where"] in calls else row for row in rows]
     points = facts.points(sum(row["gpu_ns"] for row in rows))
     if points < HOST_POINTS:
         return None
@@ -70,7 +76,7 @@ def host_bound(facts: Facts) -> Finding | None:
     for row in rows:
         kinds[row["culprit"] or "unattributed"] = kinds.get(row["culprit"] or "unattributed", 0.0) + row["gpu_ns"]
     worst = max(kinds, key=lambda kind: kinds[kind])
-    most = f"most of it {worst}"
+    most = f"most of it {_KINDS.get(worst, worst)}"
     if worst == "unattributed":
         most = "and most of the time the trace does not say why"
     rows = sorted((row for row in rows if row["culprit"] not in (None, "unattributed")), key=lambda r: -r["gpu_ns"])

@@ -39,11 +39,20 @@ _ADVICE = {
     "host: gc": "Python collects garbage there: call gc.freeze() and collect on all ranks in the same step",
 }
 """By the cause that perfkit.analysis.stragglers found."""
+_ON_HOST = "it computes longer: look at what else runs on its cores, at their clock, and at its share of the work"
+"""Compute without a device."""
 _BECAUSE = {
     "compute": "slow_rank", "host: data_loader": "data_bound", "host: checkpoint": "checkpoint_stall",
     "host: allocator": "allocator_churn", "host: sync": "sync_points",
 }  # fmt: skip
 """The finding that says why, by the same causes."""
+_MAKES_LATE = frozenset(
+    {
+        *_BECAUSE.values(), "host_bound", "stream_waits", "slow_launches", "pageable_copies", "exposed_copies",
+        "stage_imbalance", "expert_imbalance", "sequence_imbalance", "skewed_all_to_all",
+    }
+)  # fmt: skip
+"""What a single rank can do more of than its peers, so that they wait for it."""
 
 
 def culprit(job: JobResults, points: Callable[[float], float], num_devices: int) -> dict[str, Any] | None:
@@ -78,7 +87,8 @@ def straggler(facts: Facts) -> Finding | None:
         "straggler",
         f"Rank {rank} holds the others up: they waited {found['wait_caused_ns'] / 1e9:.3g} GPU-s for it, {often}",
         points,
-        _ADVICE.get(cause) or "compare what its host does before a late collective with the same step on another rank",
+        (_ON_HOST if cause == "compute" and not facts.has_device else _ADVICE.get(cause))
+        or "compare what its host does before a late collective with the same step on another rank",
         {
             "rank": rank, "host": where, "role": score.get("role"), "cause": score.get("sentence") or cause or None,
             "score": score.get("score"), "wait_caused_ms": ms(found["wait_caused_ns"]),
@@ -86,6 +96,7 @@ def straggler(facts: Facts) -> Finding | None:
             "steps": steps, "clock_uncertainty_us": None if job.view.clock.u_ns is None else job.view.clock.u_ns / 1e3,
         },
         cause=False, because=_BECAUSE.get(cause) or ("host_bound" if cause.startswith("host") else None),
+        explained_by=_MAKES_LATE,
     )  # fmt: skip
 
 

@@ -23,6 +23,8 @@ class Finding:
     """It puts all others in doubt."""
     cause: bool = True
     """It says why. One that only says who or where comes after a cause that is worth at least half as much."""
+    explained_by: frozenset[str] | None = None
+    """Ids of the findings that could be its cause; None: any. What a rank does late is not made of communication."""
     because: str | None = None
     """Id of the finding that says why, if one does: a sync also costs what its rank launches late afterwards."""
 

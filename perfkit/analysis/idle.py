@@ -18,7 +18,7 @@ import numpy as np
 from perfkit.analysis.attribute import Busy
 from perfkit.analysis.intervals import Ints, difference, overlaps, union
 from perfkit.analysis.timeline import Timeline
-from perfkit.analysis.windows import FOREVER, NEVER, Steps, Windows, launch_times
+from perfkit.analysis.windows import FOREVER, NEVER, Steps, Windows
 
 LATENCY_NS = 20_000
 """Longest time from a launch call to its work that counts as launch latency, and from a device running
@@ -92,7 +92,7 @@ def _launch_after(timeline: Timeline, device: int, resume: Ints) -> Ints:
     at = np.minimum(np.searchsorted(resume, work.start), len(resume) - 1)
     rows = np.flatnonzero((resume[at] == work.start) & (work.end > work.start) & (work.device == device))
     rows = rows[work.launch[rows] >= 0]
-    asked = launch_times(timeline, work.take(rows), NEVER)
+    asked = timeline.host.start[work.launch[rows]]
     result = np.full(len(resume), -1, np.int64)
     order = np.argsort(-asked, kind="stable")  # the first to be launched is written last, and stays
     result[at[rows[order]]] = work.launch[rows[order]]

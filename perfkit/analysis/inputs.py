@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, MutableSequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,12 @@ from perfkit.analysis.classify import DEVICE_WORK, classify_events
 from perfkit.analysis.ops import OP_COLUMNS
 from perfkit.analysis.timeline import EVENT_COLUMNS, HOST_CLASSES, give_back, of_classes
 from perfkit.errors import InputError
-from perfkit.schema import TABLES
+from perfkit.schema import TABLES, TRACE_TABLES
 from perfkit.sources import kineto
 from perfkit.sources.base import Chunk, ReadOptions
 from perfkit.sources.detect import find_inputs
 from perfkit.sources.ranks import PlannedInput, plan_parts
-from perfkit.sources.work import peek, reader_of
+from perfkit.sources.work import peek_all, reader_of
 
 _CLASSES = (*DEVICE_WORK, *HOST_CLASSES, "memory", "overhead")
 KEPT = {
@@ -41,6 +41,10 @@ KEPT = {
     "collective_args": ("event_id", *ARG_COLUMNS), "process_groups": ("name", "desc", "size", "ranks"),
 }  # fmt: skip
 """Tables and columns that the analysis looks at; `rank` and `segment` come on top."""
+REPLAY_KEPT = {**KEPT, "events": (*EVENT_COLUMNS, "stream"), "syncs": TABLES["syncs"].names}
+"""The same for a replay (perfkit.analysis.replay)."""
+WHOLE: Mapping[str, Sequence[str]] = {schema.name: schema.names for schema in TRACE_TABLES}
+"""Every table, column and event, for an export."""
 
 
 @dataclass
@@ -74,12 +78,7 @@ def plan_inputs(
     What cannot be used is appended to `rejected`. Members of archives may be copied to `spool`.
     """
     found = find_inputs(paths, spool=spool)
-    peeked = []
-    for input in found.inputs:
-        try:
-            peeked.append((input, peek(input)))
-        except InputError as error:
-            found.rejected.append(error)
+    peeked = peek_all(found.inputs, found.rejected)
     rejected += [{"path": e.path, "reason": reason(e)} for e in found.rejected]
     return [planned for group in plan_parts(peeked, ()) for planned in group]
 
@@ -89,17 +88,18 @@ def reason(error: InputError) -> str:
     return f"{error.message}; {error.next_step}" if error.next_step else error.message
 
 
-def read_input(planned: PlannedInput) -> Iterator[TracePart]:
-    """Read an input and yield what each of its parts holds."""
+def read_input(planned: PlannedInput, kept: Mapping[str, Sequence[str]] = KEPT) -> Iterator[TracePart]:
+    """Read an input and yield what each of its parts holds of the tables and columns in `kept`."""
     input, source = planned.input, reader_of(planned.input)
     rows: dict[tuple[int, str], list[pa.Table]] = defaultdict(list)
-    reading = source.read(input, ReadOptions())
+    options = ReadOptions(keep_args=kept is WHOLE)
+    reading = source.read(input, options)
     try:
-        counts = _collect(reading, rows)
+        counts = _collect(reading, rows, kept)
     except kineto.RereadNeeded as again:  # the base time stands after the events
         rows.clear()
-        reading = source.read(input, ReadOptions(), base_ns=again.base_ns)
-        counts = _collect(reading, rows)
+        reading = source.read(input, options, base_ns=again.base_ns)
+        counts = _collect(reading, rows, kept)
     give_back(sum(counts.values()))
     for part, (info, place) in enumerate(zip(reading.parts, planned.parts, strict=True)):
         rank = place.rank if info.rank is None else info.rank  # a file may name its rank after the events
@@ -111,16 +111,19 @@ def read_input(planned: PlannedInput) -> Iterator[TracePart]:
         yield TracePart(input.path, tables, info.world_size, info.synthetic, rank, info.host, oddities, counts[part])
 
 
-def _collect(reading: Iterable[Chunk], rows: dict[tuple[int, str], list[pa.Table]]) -> Counter[int]:
+def _collect(
+    reading: Iterable[Chunk], rows: dict[tuple[int, str], list[pa.Table]], kept: Mapping[str, Sequence[str]]
+) -> Counter[int]:
     """Keep what the analysis needs; return the number of events of each part."""
     counts: Counter[int] = Counter()
     for part, table, chunk in reading:
         if table == "events":
             counts[part] += len(chunk)
             chunk = _classified(chunk)
-            chunk = chunk.filter(pa.array(of_classes(chunk, _CLASSES)))
-        if table in KEPT:
-            rows[part, table].append(chunk.select([c for c in chunk.column_names if c in KEPT[table]]))
+            if kept is not WHOLE:
+                chunk = chunk.filter(pa.array(of_classes(chunk, _CLASSES)))
+        if table in kept:
+            rows[part, table].append(chunk.select([c for c in chunk.column_names if c in kept[table]]))
     return counts
 
 

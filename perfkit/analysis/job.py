@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from perfkit.analysis.bandwidth import bandwidths, imbalance, message_bytes
 from perfkit.analysis.blame import Blame, assign_blame
+from perfkit.analysis.call_columns import MESSAGES
 from perfkit.analysis.calls import CALLS, EXPOSED, INSTANCES, MEMBERS
 from perfkit.analysis.classify import encode_text
 from perfkit.analysis.clocks import Clocks, align_clocks
@@ -26,7 +27,7 @@ from perfkit.analysis.collectives import CLASSES, LABELS, Pieces, Split, label_e
 from perfkit.analysis.groups import shown_ranks
 from perfkit.analysis.intervals import Ints
 from perfkit.analysis.layout import Layout
-from perfkit.analysis.links import group_links, link_efficiency
+from perfkit.analysis.links import group_links, link_peaks
 from perfkit.analysis.matching import Matched, match_calls
 from perfkit.analysis.matching_check import without_impossible
 from perfkit.analysis.parallelism import infer_layout
@@ -119,12 +120,27 @@ def view_job(
     )  # fmt: skip
     view.links = group_links(view)
     same_host = _same_host(calls, split, where)
-    efficiency = link_efficiency(
-        view.links, instances["gid"].to_numpy(), instances["op"], _floats(instances["busbw_gbps"]), same_host
-    )
-    at = instances.column_names.index("efficiency")
-    view.instances = instances.set_column(at, "efficiency", pa.array(efficiency, mask=np.isnan(efficiency)))
+    view.instances = _with_links(instances, view.links, same_host)
     return view
+
+
+def _with_links(instances: pa.Table, links: pa.Table, same_host: Mask) -> pa.Table:
+    """Fill in what each instance ran over, and what share of its peak it reached."""
+    gid = ints(instances["gid"])
+    peak = link_peaks(links, gid, instances["op"], same_host)
+    efficiency = _floats(instances["busbw_gbps"]) / peak
+    names = pa.concat_arrays([links["link"].combine_chunks(), pa.nulls(1, pa.utf8())])
+    link = names.take(pa.array(np.where(gid < 0, len(links), gid)))
+    inside = pc.and_(pc.is_in(instances["op"].cast(pa.utf8()), pa.array(MESSAGES)), pa.array(same_host))
+    link = pc.if_else(pc.and_(inside, pc.equal(link, "network")), None, link).combine_chunks()  # not what it spans
+    columns = {
+        "efficiency": pa.array(efficiency, mask=np.isnan(efficiency)),
+        "link": link.dictionary_encode(),
+        "peak_gbps": pa.array(peak, mask=np.isnan(peak)),
+    }
+    for name, values in columns.items():
+        instances = instances.set_column(instances.column_names.index(name), name, values)
+    return instances.cast(INSTANCES)
 
 
 def _joined(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
@@ -254,6 +270,7 @@ def _instances(calls: pa.Table, matched: Matched, split: Split) -> tuple[pa.Tabl
             "class": pa.array([CLASSES[k] for k in split.kind.tolist()], pa.utf8()),
             "algbw_gbps": pa.array(algorithm, mask=np.isnan(algorithm)),
             "busbw_gbps": pa.array(bus, mask=np.isnan(bus)), "efficiency": pa.nulls(len(lead), pa.float64()),
+            "link": pa.nulls(len(lead), pa.utf8()), "peak_gbps": pa.nulls(len(lead), pa.float64()),
         }
     ).cast(INSTANCES)  # fmt: skip
     return table, imbalance(edges, into, out)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from perfkit.analysis.alignment import alignment_table
 from perfkit.analysis.bubble import Bubbles, bubbles
 from perfkit.analysis.clocks import HostClock
 from perfkit.analysis.collectives_summary import collectives_table, size_histogram, summarize_collectives
@@ -40,7 +41,8 @@ class JobResults:
         view = self.view
         found = {
             "collectives": collectives_table(view), "collective_sizes": size_histogram(view), "groups": view.groups,
-            "links": view.links, "clocks": clock_table(view), "job_steps": view.steps,
+            "links": view.links, "clocks": clock_table(view), "alignment": alignment_table(view),
+            "job_steps": view.steps,
         }  # fmt: skip
         if view.several:
             found |= {"stragglers": self.stragglers, "blame": view.blame.ranks, "blame_steps": view.blame.cells}

@@ -275,7 +275,7 @@ def _decode(codes: pa.ChunkedArray, values: list[str] | list[str | None] | tuple
 
 
 def with_roofline(kernels: pa.Table, peaks: Mapping[str, float], bytes_per_second: float | None) -> pa.Table:
-    """Fill waste_ns and bound (definition 21): time beyond max(FLOPs / peak, bytes / bandwidth); null if unknown."""
+    """Fill peaks, waste_ns (definition 21: time beyond max(FLOPs / peak, bytes / bandwidth)) and bound, if known."""
     flops, moved, total = (_floats(kernels[c]) for c in ("flops", "bytes", "total_ns"))
     dtype = kernels["dtype"].cast(pa.utf8()).to_pylist()
     peak = np.array([peaks.get(d or "", np.nan) for d in dtype], np.float64)
@@ -285,7 +285,10 @@ def with_roofline(kernels: pa.Table, peaks: Mapping[str, float], bytes_per_secon
     known = ~np.isnan(least)
     waste = np.where(known, np.maximum(total - np.where(known, least, 0.0), 0.0), 0.0)
     bound = np.where(~known, "unknown", np.where(compute >= memory, "compute", "memory"))
-    table = kernels.drop_columns(["waste_ns", "bound"])
+    table = kernels.drop_columns(["waste_ns", "bound", "peak_flops", "peak_gbps"])
+    table = table.append_column("peak_flops", pa.array(peak, mask=np.isnan(peak)))
+    width = pa.array([bytes_per_second / 1e9 if bytes_per_second else None] * len(table), pa.float64())
+    table = table.append_column("peak_gbps", width)
     table = table.append_column("waste_ns", pa.array(np.round(waste).astype(np.int64), mask=~known))
     return conform(KERNELS, table.append_column("bound", pa.array(bound.tolist(), pa.utf8())))
 

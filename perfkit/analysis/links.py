@@ -1,7 +1,8 @@
 """Which link a process group spans, and how fast that can be.
 
     group_links(view)                    -> LINKS, one row per group
-    link_efficiency(links, gid, op, busbw_gbps) -> busbw over the peak of the link, NaN if that is not known
+    link_peaks(links, gid, op)           -> peak of the link for each instance, NaN if that is not known
+    link_efficiency(links, gid, op, busbw_gbps) -> busbw over it
 
 A group inside one host runs over the device's own links (NVLink, Infinity Fabric), or over PCIe where the registry
 knows that and no link. A group over several hosts is bound by their network adapters, one per device: a collective
@@ -76,7 +77,15 @@ def link_efficiency(
     links: pa.Table, gid: npt.ArrayLike, op: pa.ChunkedArray, busbw_gbps: npt.ArrayLike,
     same_host: npt.ArrayLike | None = None,
 ) -> Floats:  # fmt: skip
-    """Return the share of the link's peak that each instance reached; NaN where either is not known.
+    """Return the share of the link's peak that each instance reached; NaN where either is not known."""
+    result: Floats = np.asarray(busbw_gbps, np.float64) / link_peaks(links, gid, op, same_host)
+    return result
+
+
+def link_peaks(
+    links: pa.Table, gid: npt.ArrayLike, op: pa.ChunkedArray, same_host: npt.ArrayLike | None = None
+) -> Floats:
+    """Return the peak bus bandwidth of each instance's link; NaN where it is not known.
 
     `same_host` says which messages stay inside one host; without it a message counts as what its group spans.
     """
@@ -93,8 +102,7 @@ def link_efficiency(
         if same_host is not None
         else columns[2][rows]
     )
-    peak = np.where(message, pair, np.where(all_to_all, columns[1][rows], columns[0][rows]))
-    result: Floats = np.asarray(busbw_gbps, np.float64) / peak
+    result: Floats = np.where(message, pair, np.where(all_to_all, columns[1][rows], columns[0][rows]))
     return result
 
 

@@ -16,6 +16,10 @@ from perfkit.analysis.intervals import Ints
 
 CLUSTER_NS = 200_000
 """Ends of one collective on two ranks differ by less than this, clocks apart."""
+NEARLY = 0.8
+"""Of the most votes: clusters that may be the right one."""
+SAME_SPREAD_NS = 5_000
+"""Clusters whose spreads differ by less are equally narrow."""
 MAX_PAIRS_EACH = 64
 """Neighbours on each side that a call is compared with to find the offset of the clocks."""
 
@@ -65,9 +69,23 @@ def find_offset(sign: Ints, end: Ints, other_sign: Ints, other_end: Ints) -> int
         return None
     inside_from = np.searchsorted(differences, differences - CLUSTER_NS, side="left")
     votes = np.arange(len(differences)) - inside_from + 1
-    most = np.flatnonzero(votes == votes.max())
-    best = most[np.argmin(np.abs(differences[most]))]  # clocks that agree best, of those that fit as well
+    last = _narrow(differences, inside_from, votes)
+    last = last[votes[last] == votes[last].max()]
+    best = last[np.argmin(np.abs(differences[last]))]  # clocks that agree best, of those that fit as well
     return int(np.median(differences[inside_from[best] : best + 1]))
+
+
+def _narrow(differences: Ints, first: Ints, votes: Ints) -> Ints:
+    """Return where the clusters end that have nearly the most votes and are as narrow as any of them.
+
+    A whole step too far the calls pair up as well, and with lost calls even better, but their differences are then as
+    uneven as the steps; those of one collective are even.
+    """
+    last = np.flatnonzero(votes >= NEARLY * votes.max())
+    quarter = votes[last] // 4
+    spread = differences[last - quarter] - differences[first[last] + quarter]
+    result: Ints = last[spread <= 4 * spread.min() + SAME_SPREAD_NS]
+    return result
 
 
 def _nearest(values: Ints, among: Ints) -> Ints:

@@ -22,6 +22,7 @@ from perfkit.analysis.classify import CLASSES
 from perfkit.analysis.culprits import blame, idle_table
 from perfkit.analysis.distortion import Distortion, measure_distortion
 from perfkit.analysis.exchanges import copy_rows, exchange_rows
+from perfkit.analysis.gap_rows import gap_rows
 from perfkit.analysis.idle import host_gaps, idle_gaps
 from perfkit.analysis.intervals import Spans, covered, difference, join, union
 from perfkit.analysis.io import io_rows
@@ -69,6 +70,8 @@ class RankPart:
     """K by window, family and phase: perfkit.analysis.kernels.COMPUTE_SCHEMA."""
     window_idle: pa.Table
     """Idle time by the window in which it passed: perfkit.analysis.waterfall.WINDOW_IDLE."""
+    gaps: pa.Table
+    """The stretches behind it, on the clock of the rank."""
     exchanges: pa.Table
     copies: pa.Table
     calls: pa.Table
@@ -154,7 +157,7 @@ def _analyze(timeline: Timeline, tables: Mapping[str, pa.Table], options: Option
     tree: CallTree | None = None
     kinds = Kinds(timeline)
     detail: dict[str, list[pa.Table]] = {
-        name: [] for name in ("kernels", "compute", "window_idle", "exchanges", "copies", "calls", "exposed")
+        name: [] for name in ("kernels", "compute", "window_idle", "gaps", "exchanges", "copies", "calls", "exposed")
     }
     lanes: list[pa.Table | None] = []
     standing: list[Spans] = []
@@ -174,9 +177,10 @@ def _analyze(timeline: Timeline, tables: Mapping[str, pa.Table], options: Option
         extents.append(union(windows.edges[:1], windows.edges[-1:]))
         standing.append(difference(extents[-1], busy.any))
         attribution.append(rows_of(table, windows))
-        of_steps, of_windows = _idle(timeline, tables, device, windows, busy, steps, kinds)
+        of_steps, of_windows, stretches = _idle(timeline, tables, device, windows, busy, steps, kinds)
         idle.append(of_steps)
         detail["window_idle"].append(of_windows)
+        detail["gaps"].append(stretches)
         io.append(io_rows(timeline, device, windows, busy, idle[-1], kinds))
         if tree is None:  # large, so only when the idle time is explained
             give_back(timeline.num_events)
@@ -213,15 +217,19 @@ def _calls(
 def _idle(
     timeline: Timeline, tables: Mapping[str, pa.Table], device: int | None, windows: Windows, busy: Busy,
     steps: Steps | None, kinds: Kinds,
-) -> tuple[pa.Table, pa.Table]:  # fmt: skip
-    """Return idle time by the step that launched the next work, and by the window in which it passed."""
+) -> tuple[pa.Table, pa.Table, pa.Table]:  # fmt: skip
+    """Return idle time by the step that launched the next work, by the window in which it passed, and its stretches."""
     if device is None:
         gaps = host_gaps(windows, busy)
-        found = blame(timeline, gaps, tables.get("ops"), thread=_main_thread(timeline), kinds=kinds)
+        found = blame(timeline, gaps, tables.get("ops"), thread=main_thread(timeline), kinds=kinds)
     else:
         gaps = idle_gaps(timeline, device, windows, busy, steps)
         found = blame(timeline, gaps, tables.get("ops"), kinds=kinds)
-    return idle_table(timeline, device, gaps, found), window_idle(timeline, device, windows, gaps, found)
+    return (
+        idle_table(timeline, device, gaps, found),
+        window_idle(timeline, device, windows, gaps, found),
+        gap_rows(timeline, device, windows, gaps, found),
+    )
 
 
 def _quality(timeline: Timeline, notes: list[str]) -> RankQuality:
@@ -234,7 +242,7 @@ def _quality(timeline: Timeline, notes: list[str]) -> RankQuality:
     )  # fmt: skip
 
 
-def _main_thread(timeline: Timeline) -> int:
+def main_thread(timeline: Timeline) -> int:
     """Return the thread that spends most time in ops and ranges."""
     host = timeline.host
     rows = np.isin(host.kind, [CLASSES.index("op"), CLASSES.index("range")])

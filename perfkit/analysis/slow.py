@@ -1,6 +1,7 @@
 """Steps that took longer than their rank's usual (definition 19).
 
     slow_steps(attribution) -> (mask, excess_ns) of its rows
+    slow_limit(times)       -> the time above which a step of these is slow
 
 A step is slow above median + 3 · 1.4826 · MAD of its rank's steps, and at least 1 % above the median, so
 that a rank with no spread at all does not call every step slow. It costs what it took beyond the median.
@@ -8,7 +9,10 @@ that a rank with no spread at all does not call every step slow. It costs what i
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from perfkit.analysis.intervals import Ints
@@ -28,8 +32,13 @@ def slow_steps(attribution: pa.Table) -> tuple[Mask, Ints]:
         if len(mine) < 3:
             continue
         median = float(np.median(window[mine]))
-        spread = float(np.median(np.abs(window[mine] - median)))
-        limit = median + max(3 * MAD_TO_SIGMA * spread, FLOOR * median)
-        slow[mine] = window[mine] > limit
+        slow[mine] = window[mine] > slow_limit(window[mine])
         excess[mine] = np.where(slow[mine], window[mine] - round(median), 0)
     return slow, excess
+
+
+def slow_limit(times: npt.NDArray[Any]) -> float:
+    """Return the limit of definition 19."""
+    median = float(np.median(times))
+    spread = float(np.median(np.abs(times - median)))
+    return median + max(3 * MAD_TO_SIGMA * spread, FLOOR * median)

@@ -27,14 +27,15 @@ from perfkit.analysis.inputs import KEPT, TracePart
 from perfkit.analysis.timeline import ints
 from perfkit.errors import UsageError
 from perfkit.schema import TABLES, conform
-from perfkit.store.commits import RunSummary
-from perfkit.store.lake import Store
+from perfkit.store.filesystems import is_remote
 from perfkit.store.layout import MARKER, RunKey
 
 if TYPE_CHECKING:
     from perfkit.report.report import Report
+    from perfkit.store.commits import Commit, RunSummary
+    from perfkit.store.lake import Store
 
-DERIVED = ("attribution", "idle", "collectives", "kernels", "waterfall", "findings")
+DERIVED = ("attribution", "idle", "gaps", "alignment", "collectives", "kernels", "waterfall", "findings")
 """Tables of a report that a store keeps."""
 
 
@@ -50,11 +51,17 @@ class StoredRank:
     world_size: int | None
     host: str | None
     synthetic: bool
+    commits: tuple[Commit, ...] = ()
+    """Its segments, so that a worker need not look through those of all ranks."""
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
-    """Say whether a local folder is a store."""
-    return (Path(path) / MARKER).is_file()
+    """Say whether a folder or URI is a store."""
+    if not is_remote(path):
+        return (Path(path) / MARKER).is_file()
+    from perfkit.store.lake import Store
+
+    return Store(path).exists
 
 
 def find_run(store: Store, name: str | None, *, cluster: str | None = None, attempt: int | None = None) -> RunSummary:
@@ -86,7 +93,11 @@ def find_run(store: Store, name: str | None, *, cluster: str | None = None, atte
 def plan_run(store: Store, summary: RunSummary, ranks: Collection[int] | None) -> list[StoredRank]:
     """Return the ranks that have events."""
     planned: dict[int, StoredRank] = {}
-    for commit in store.committed(*summary.key):
+    by_rank: dict[int, list[Commit]] = {}
+    committed = store.committed(*summary.key)
+    for commit in committed:
+        by_rank.setdefault(commit.rank, []).append(commit)
+    for commit in committed:
         size = sum(file.bytes for file in commit.files)
         if not commit.rows.get("events") or (ranks is not None and commit.rank not in ranks):
             continue
@@ -94,21 +105,23 @@ def plan_run(store: Store, summary: RunSummary, ranks: Collection[int] | None) -
         planned[commit.rank] = StoredRank(
             store.uri, summary.key, commit.rank, size + (before.size_bytes if before else 0),
             commit.num_events + (before.num_events if before else 0), summary.world_size, commit.host,
-            summary.synthetic,
+            summary.synthetic, tuple(by_rank[commit.rank]),
         )  # fmt: skip
     return list(planned.values())
 
 
-def read_rank(stored: StoredRank) -> TracePart:
-    """Read what the analysis looks at of one rank."""
+def read_rank(stored: StoredRank, kept: Mapping[str, Sequence[str]] = KEPT) -> TracePart:
+    """Read the tables and columns in `kept` of one rank."""
+    from perfkit.store.lake import Store
+
     store, key = Store(stored.store), stored.key
     tables: dict[str, pa.Table] = {}
-    for name, columns in KEPT.items():
+    for name, columns in kept.items():
         if name == "steps":
             continue
         wanted = [c for c in TABLES[name].names if c in (*columns, "rank", "segment")]
-        rows = store.read(name, cluster=key.cluster, run=key.run, attempt=key.attempt, ranks=[stored.rank],
-                          columns=wanted)  # fmt: skip
+        rows = store.read(name, cluster=key.cluster, run=key.run, attempt=key.attempt, columns=wanted,
+                          commits=stored.commits)  # fmt: skip
         if len(rows) or name == "events":
             tables[name] = rows
     where = f"{key.cluster}/{key.run}"
@@ -119,10 +132,10 @@ def read_rank(stored: StoredRank) -> TracePart:
 
 def recorded_steps(store: Store, key: RunKey) -> pa.Table | None:
     """Return the steps that capture recorded; None if there are none."""
-    known = {run.key for run in store.runs()} if store.exists else set()
-    if key not in known or not store.committed(*key):
+    commits = store.committed(*key) if store.exists else []
+    if not any("steps" in commit.rows for commit in commits):
         return None
-    rows = store.read("steps", cluster=key.cluster, run=key.run, attempt=key.attempt)
+    rows = store.read("steps", cluster=key.cluster, run=key.run, attempt=key.attempt, commits=commits)
     return conform(TABLES["steps"], rows) if len(rows) else None
 
 
@@ -170,7 +183,9 @@ def write_report(report: Report, store: Store, key: RunKey, *, id: str, model: A
 
 
 def _facts(report: Report, store: Store, key: RunKey, model: Any) -> dict[str, Any]:
-    known: Mapping[str, Any] = next((run.metadata for run in store.runs() if run.key == key), {})
+    known: Mapping[str, Any] = next(
+        (run.metadata for run in store.runs(cluster=key.cluster, run=key.run, attempt=key.attempt)), {}
+    )
     steps, scope = report.tables["steps"], report.summary["scope"]
     start, window = ints(steps["start_ns"]), ints(steps["window_ns"])
     devices: Sequence[str | None] = sorted({row["device"] for row in report.summary["ranks"] if row["device"]})

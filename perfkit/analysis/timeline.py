@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from perfkit.analysis.classify import CLASSES, DEVICE_WORK, classify_events, encode_text, kernel_family
 from perfkit.analysis.intervals import Ints
+from perfkit.arrays import to_numpy, valid_mask
 
 HOST_CLASSES = ("op", "runtime", "python", "range", "gc")
 TIMELINE_CLASSES = (*DEVICE_WORK, *HOST_CLASSES)
@@ -96,6 +97,10 @@ class Timeline:
         """Devices with work, -1 for one that is not recorded."""
         return [int(d) for d in np.unique(self.work.device)]
 
+    def work_of(self, device: int) -> Work:
+        """Return the work of one device; without a copy if there is no other."""
+        return self.work if self.devices == [device] else self.work.take(self.work.device == device)
+
     @cached_property
     def unknown(self) -> Mask:
         """Compute kernels that no pattern knows."""
@@ -121,6 +126,10 @@ def read_timelines(events: pa.Table) -> Iterator[Timeline]:
     """Split `events` into timelines; the rows may come in any order."""
     if not len(events):
         return
+    only_rank, only_segment = _only_value(events["rank"]), _only_value(events["segment"])
+    if only_rank is not None and only_segment is not None:
+        yield _timeline(only_rank, only_segment, events)
+        return
     rank, segment = ints(events["rank"]), ints(events["segment"])
     key = rank * (int(segment.max()) + 1) + segment
     if (key[1:] < key[:-1]).any():
@@ -134,6 +143,12 @@ def read_timelines(events: pa.Table) -> Iterator[Timeline]:
         timeline = _timeline(*parts.pop(0))
         give_back(timeline.num_events)
         yield timeline
+
+
+def _only_value(column: pa.ChunkedArray) -> int | None:
+    """Return the value that all rows have, None if they differ or one has none."""
+    found = pc.min_max(column).as_py()
+    return None if column.null_count or found["min"] != found["max"] else int(found["min"])
 
 
 def give_back(num_events: int) -> None:
@@ -159,8 +174,8 @@ def _timeline(rank: int, segment: int, events: pa.Table) -> Timeline:
     kind = _kinds(columns)
     codes, names = encode_text(columns.pop("name"))
     names = [*names, ""]
-    begun = np.array(pc.is_valid(columns["start_ns"]))
-    dated = begun & np.array(pc.is_valid(columns["dur_ns"]))
+    begun = valid_mask(columns["start_ns"])
+    dated = begun & valid_mask(columns["dur_ns"])
     on_device = np.isin(kind, [CLASSES.index(c) for c in DEVICE_WORK])
     on_host = np.isin(kind, [CLASSES.index(c) for c in HOST_CLASSES])
     undated = int(np.count_nonzero((on_device | on_host) & ~dated))
@@ -172,14 +187,21 @@ def _timeline(rank: int, segment: int, events: pa.Table) -> Timeline:
 
     def split(name: str) -> tuple[Ints, Ints]:
         """Take a column out, so that its memory is free before the next one is read."""
-        values = ints(columns.pop(name)) if name in columns else np.full(number, -1, np.int64)
+        if name not in columns:
+            return np.full(len(host_rows), -1, np.int64), np.full(len(device_rows), -1, np.int64)
+        column = columns.pop(name)
+        if column.num_chunks == 1 and column.null_count == 0 and column.type == pa.int64():
+            values = to_numpy(column.chunk(0))  # no copy of millions of rows, only to choose among them
+        else:
+            values = ints(column)
         return values[host_rows], values[device_rows]
 
-    codes = np.where(codes < 0, len(names) - 1, codes).astype(np.int64)  # callers compose keys of them
-    name_at, named = codes[host_rows], codes[device_rows]
+    name_at, named = (codes[rows].astype(np.int64) for rows in (host_rows, device_rows))  # callers compose keys of them
+    for chosen in (name_at, named):
+        chosen[chosen < 0] = len(names) - 1
     kind_at, kind = kind[host_rows], kind[device_rows]
     del codes, on_device, on_host, begun, dated, hanging
-    thread = _threads(columns)[host_rows]
+    thread = _threads(columns, host_rows)
     (begin, start), (host_length, length) = split("start_ns"), split("dur_ns")
     (event_at, event_id), (external_at, external) = split("event_id"), split("external_id")
     asked, correlation = split("correlation")
@@ -201,14 +223,17 @@ def _kinds(columns: dict[str, pa.ChunkedArray]) -> Kinds:
     return result
 
 
-def _threads(columns: dict[str, pa.ChunkedArray]) -> Ints:
-    """Give every (pid, tid, track) a number; takes the columns out."""
-    result: Ints | int = 0
+def _threads(columns: dict[str, pa.ChunkedArray], rows: Ints) -> Ints:
+    """Give every (pid, tid, track) a number, in the chosen rows; takes the columns out."""
+    result: Ints = np.zeros(len(rows), np.int64)
     for name in ("pid", "tid", "track"):
         column = columns.pop(name)
+        if column.null_count == len(column) or (name != "track" and _only_value(column) is not None):
+            continue  # it tells nobody apart
         codes, values = encode_text(column) if name == "track" else _factorize(column)
-        result = result * (len(values) + 1) + codes + 1
-    assert not isinstance(result, int)
+        result *= len(values) + 1
+        result += codes[rows]
+        result += 1
     return result
 
 

@@ -130,7 +130,7 @@ def find_windows(timeline: Timeline, device: int | None, *, mode: str = "step", 
         return _host_windows(timeline, steps if mode == "step" else None)
     if mode == "trace":
         return _whole(timeline.work)
-    work = timeline.work.take(timeline.work.device == device)
+    work = timeline.work_of(device)
     if steps is not None:
         return _device_windows(timeline, work, steps) or _whole(timeline.work)
     return _periodic(timeline, work) or _whole(timeline.work)

@@ -40,7 +40,7 @@ def check_change(comparison: Comparison, expression: str) -> None:
         elif quantity.verdict != "no evidence" and (
             quantity.change > limit if sign == ">" else quantity.change < limit
         ):
-            tripped.append(f"{part.strip()} holds: {name} changed by {_change(quantity)}")
+            tripped.append(f"{part.strip()} holds: {name} changed by {change_text(quantity)}")
     if tripped:
         raise GateTripped("; ".join(tripped))
     if unknown:
@@ -61,14 +61,16 @@ def to_text(comparison: Comparison) -> str:
     for quantity in comparison.quantities:
         if quantity.change is not None:
             old, now = _value(quantity.base, quantity), _value(quantity.new, quantity)
-            lines.append(f"  {quantity.name:<30} {old:>12} → {now:<12} {_change(quantity)}")
+            lines.append(f"  {quantity.name:<30} {old:>12} → {now:<12} {change_text(quantity)}")
+    if comparison.causes:
+        lines += ["", "what changed most, of the traced steps", *(f"  {cause}" for cause in comparison.causes)]
     moved = [q for q in comparison.terms if q.change is not None]
     if moved:
         lines += ["", "waterfall, points of peak"]
         for quantity in sorted(moved, key=lambda q: -abs(q.change or 0)):
             mark = "" if quantity.verdict == "no evidence" else f"  {quantity.verdict}"
             lines.append(
-                f"  {quantity.name:<30} {quantity.base:>12.2f} → {quantity.new:<12.2f} {_change(quantity)}{mark}"
+                f"  {quantity.name:<30} {quantity.base:>12.2f} → {quantity.new:<12.2f} {change_text(quantity)}{mark}"
             )
     for title, rows in (("kernels, per step and device", comparison.kernels), ("collectives", comparison.collectives)):
         if rows:
@@ -85,8 +87,8 @@ def headline(comparison: Comparison) -> str:
     if speed.change is None:
         return f"no verdict: no step times on both sides ({about})"
     if comparison.verdict == "no evidence":
-        return f"no evidence of a change in step time: {_change(speed)} ({about})"
-    return f"{comparison.verdict}: step time {_change(speed)} ({about})"
+        return f"no evidence of a change in step time: {change_text(speed)} ({about})"
+    return f"{comparison.verdict}: step time {change_text(speed)} ({about})"
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -95,8 +97,14 @@ def to_markdown(comparison: Comparison) -> str:
     lines = [f"### {mark} perfkit: {headline(comparison)}", "", "| | base | new | change |", "|---|---:|---:|---:|"]
     for quantity in (*comparison.quantities, *comparison.terms):
         if quantity.change is not None and (quantity.unit != "points" or quantity.verdict in ("more", "less")):
-            cells = (quantity.name, _value(quantity.base, quantity), _value(quantity.new, quantity), _change(quantity))
+            cells = (
+                quantity.name,
+                _value(quantity.base, quantity),
+                _value(quantity.new, quantity),
+                change_text(quantity),
+            )
             lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+    lines += ["", *(f"- {_cell(cause)}" for cause in comparison.causes)] if comparison.causes else []
     if comparison.kernels:
         lines += [
             "",
@@ -143,7 +151,8 @@ def _value(value: float | None, quantity: Quantity) -> str:
     )
 
 
-def _change(quantity: Quantity) -> str:
+def change_text(quantity: Quantity) -> str:
+    """Return a change with its interval."""
     if quantity.change is None:
         return "unknown"
     if quantity.unit == "points":

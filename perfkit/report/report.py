@@ -3,7 +3,7 @@
     report.summary              the numbers, as the analysis gave them
     report.document             the same with every promised key (docs/analyze.md); unknown is None
     report.waterfall            rows of ladder A, or None
-    report.tables["kernels"]    all rows behind it, as Arrow; `.to_pandas()` on request
+    report.tables["kernels"]    all rows behind it, as Arrow; report.to_pandas("kernels") as a data frame
     report.to_json(), report.to_text(), report.to_html(path)
 
 No clock and no environment is read, so that the same analysis gives the same bytes.
@@ -17,12 +17,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from perfkit.errors import PerfkitError, UsageError
 from perfkit.report.json_schema import complete
+
+if TYPE_CHECKING:
+    from perfkit.analysis.clocks import Clocks
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Report:
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
     sources: Mapping[int, str] = field(default_factory=dict)
     """The trace file of each rank; the first one if there are several."""
+    clock: Clocks | None = None
+    """How the clocks of the ranks differ, where several ranks were compared."""
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -50,6 +55,21 @@ class Report:
         from perfkit.report.kernels import kernel_rows
 
         return kernel_rows(self)
+
+    def to_pandas(self, table: str) -> Any:
+        """Return a table as a pandas data frame; times stay int64 ns, and a missing integer is <NA>, not a float."""
+        if table not in self.tables:
+            raise UsageError(f"no table {table!r} here", next_step=f"there are {', '.join(self.tables)}")
+        import pandas as pd
+
+        whole = {
+            pa.int8(): pd.Int8Dtype(), pa.int16(): pd.Int16Dtype(), pa.int32(): pd.Int32Dtype(),
+            pa.int64(): pd.Int64Dtype(), pa.uint64(): pd.UInt64Dtype(), pa.bool_(): pd.BooleanDtype(),
+        }  # fmt: skip
+        rows = self.tables[table]
+        missing = {field.type for field, column in zip(rows.schema, rows.columns, strict=True) if column.null_count}
+        frame: Any = rows.to_pandas(types_mapper=lambda type_: whole.get(type_) if type_ in missing else None)
+        return frame
 
     def to_json(self) -> str:
         """Return the document of docs/analyze.schema.json; NaN is refused, not written."""

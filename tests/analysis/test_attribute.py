@@ -5,10 +5,12 @@ from itertools import pairwise
 import numpy as np
 import plain
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_rows import Row, call, copy, event, events, frame, kernel, nccl, op, span, step
 
+from perfkit.analysis import attribute
 from perfkit.analysis.analyze import analyze_tables
 from perfkit.schema import ATTRIBUTION
 
@@ -203,3 +205,17 @@ def test_all_sums_hold_whatever_a_trace_holds(data, window: str) -> None:
     idle, totals = found.summary["idle"], found.summary["totals"]
     assert sum(idle[f"{c}_ns"] for c in ("host_late", "launch", "dependency", "unattributed")) == totals["idle_ns"]
     assert sum(c["ns"] for c in idle["culprit_kinds"]) == idle["host_late_ns"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 200), st.integers(1, 30), st.sampled_from([kernel, nccl, copy])), min_size=1),
+    st.integers(1, 4),
+)
+def test_the_size_of_the_blocks_changes_nothing(work: list[tuple], block: int) -> None:
+    rows = [step(1, 0, 60), step(2, 60, 120), call(1, 2, 1), kernel(3, 9, 1), call(61, 62, 2), kernel(64, 70, 2)]
+    rows += [kind(start, start + length) for start, length, kind in work]
+    whole = {window: rows_of(*rows, window=window) for window in ("step", "trace")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attribute, "BLOCK_SPANS", block)
+        assert {window: rows_of(*rows, window=window) for window in whole} == whole

@@ -195,6 +195,27 @@ def test_old_record_param_comms_carry_number_and_group_in_their_values():
     assert row["host_start_ns"] == 90
 
 
+@pytest.mark.parametrize(
+    ("dims", "types", "in_bytes"),
+    [
+        ("[[]]", '["float"]', 4),
+        ("[[]]", '["c10::BFloat16"]', 2),
+        ("[[], []]", '["", "Scalar"]', None),  # arguments that are no tensors look the same
+        ("[[3]]", '["float"]', 12),
+    ],
+)
+def test_a_tensor_without_dimensions_has_one_element(dims: str, types: str, in_bytes: int | None) -> None:
+    events = [
+        event(0, "cpu_op", "c10d::allreduce_", 90, 60), event(1, "user_annotation", "gloo:all_reduce", 105, 30),
+    ]  # fmt: skip
+    ops = [
+        {"event_id": 0, "input_dims": "[[[]], [], []]", "input_types": '["TensorList", "", "Scalar"]'},
+        {"event_id": 1, "input_dims": dims, "input_types": types},
+    ]
+    (row,) = calls_of(tables_of(events, ops=ops))
+    assert row["in_bytes"] == in_bytes
+
+
 def test_the_root_of_a_broadcast_is_a_global_rank():
     events = [event(0, "kernel", "ncclDevKernel_Broadcast(...)", 200, 50)]
     args = [

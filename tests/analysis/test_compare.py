@@ -43,6 +43,22 @@ def test_a_slow_rank_is_slower_and_its_cost_is_where_it_belongs(reports):
     assert "🔴" in to_markdown(found)
 
 
+def test_the_cause_of_a_slow_rank_is_named(reports):
+    found = compare(reports["base"], reports["slow"])
+    assert any("Rank 1" in cause for cause in found.causes)
+    assert any(cause.startswith(("kernel slower", "collective slower")) for cause in found.causes)
+    assert "what changed most" in to_text(found)
+    assert found.as_json()["causes"] == list(found.causes)
+
+
+def test_utilisation_has_the_interval_of_step_time(reports):
+    found = {quantity.name: quantity for quantity in compare(reports["base"], reports["slow"]).quantities}
+    hfu, time = found["hfu"], found["step_time"]
+    assert hfu.low < hfu.change < hfu.high < 0
+    assert hfu.verdict == "slower"
+    assert (1 + hfu.high) / (1 + hfu.low) == pytest.approx((1 + time.high) / (1 + time.low))
+
+
 def test_terms_of_both_runs_sum_to_a_hundred(reports):
     found = compare(reports["base"], reports["slow"])
     assert sum(term.base for term in found.terms) == pytest.approx(100, abs=1e-6)

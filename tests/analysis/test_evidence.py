@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfkit.analysis.evidence import block_length, difference, ratio, student
+from perfkit.analysis.evidence import block_length, correlation, difference, ratio, student
 
 
 def steps(seed, n=120, *, rho=0.3, spread=0.03, slower=1.0):
@@ -19,9 +19,11 @@ def steps(seed, n=120, *, rho=0.3, spread=0.03, slower=1.0):
     return times * slower
 
 
-def test_two_halves_of_the_same_run_are_not_told_apart_more_often_than_the_level_allows():
-    alarms = sum(ratio(steps(2 * seed), steps(2 * seed + 1)).sign != 0 for seed in range(200))
-    assert alarms <= 18  # 5 % of 200 is 10; more than 18 has a chance below 1 %
+@pytest.mark.parametrize(("n", "rho"), [(10, 0.0), (10, 0.6), (30, 0.3), (30, 0.7), (120, 0.3), (120, 0.6)])
+def test_two_runs_of_the_same_job_are_not_told_apart_more_often_than_the_level_allows(n, rho):
+    """The short form of benchmarks/compare.py."""
+    alarms = sum(ratio(steps(2 * seed, n, rho=rho), steps(2 * seed + 1, n, rho=rho)).sign != 0 for seed in range(200))
+    assert alarms <= 18  # 5 % of 200 is 10; more than 18 has a chance below 1 %, and the seeds are fixed
 
 
 def test_three_percent_is_found_in_a_hundred_steps():
@@ -65,6 +67,12 @@ def test_swapping_the_sides_swaps_the_sign(a, b):
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200))
 def test_blocks_fit_into_the_series(values):
     assert 1 <= block_length(np.array(values)) <= max(1, len(values) // 5)
+
+
+def test_correlation_is_found_in_spite_of_outliers_and_assumed_where_it_cannot_be_seen():
+    assert correlation(steps(1, 2000, rho=0.6), steps(2, 2000, rho=0.6)) == pytest.approx(0.6, abs=0.08)
+    assert correlation(steps(1, 5), steps(2, 5)) == pytest.approx(0.5)
+    assert correlation(np.ones(50), np.ones(50)) == 0
 
 
 def test_blocks_grow_with_correlation():
