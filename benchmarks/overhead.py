@@ -4,9 +4,11 @@
 
 Costs are CPU times (`thread_time`, `getrusage`), the smallest of many repeats for single calls, so that a busy
 machine does not change them. The share adds up what runs where: hooks on the training thread, the writer thread,
-and the side process with its compactions, the latter at the rate at which segments are handed over. Beside it
-stands the wall-clock ratio of steps with and without perfkit, interleaved, with a bootstrap interval: the ratio is
-what a user feels, and on a shared machine its interval is wider than the cost.
+and the side process with its compactions, the latter at the rate at which segments are handed over. Hooks run
+between computations that have emptied the caches, so their share is counted at that price ("cold"), several times
+the one in a tight loop. Beside it stands the wall-clock ratio of 100 ms steps with and without perfkit, interleaved,
+with a bootstrap interval: it has the hooks in it, but neither writer nor side process, which disturb both kinds
+of steps alike.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from typing import Any
 
 STEP_SECONDS = 0.1
 SPANS_PER_STEP = 10
+MATRIX = 384
+"""Three matrices of this size are 1.7 MB: more than a core's own caches hold."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -79,6 +83,36 @@ def measure_calls(folder: Path) -> dict[str, float]:
     found["data"] = call_us(lambda: next(loader))
     pk.finish(timeout=60)
     return found
+
+
+def measure_cold(folder: Path, calls: int = 1500) -> dict[str, float]:
+    """Return the microseconds of a hook after a matmul: lower quartiles, which a busy machine hardly moves."""
+    import torch
+
+    import perfkit
+
+    torch.set_num_threads(1)
+    os.environ["PERFKIT"] = "0"
+    off: Any = perfkit.init(store=folder / "off")
+    os.environ["PERFKIT"] = "1"
+    on: Any = perfkit.init(run="cold", store=folder / "cold", side_process=False)
+    hooks: dict[str, Callable[[], Any]] = {
+        "empty `with` block": Empty,
+        "span, PERFKIT=0": lambda: off.span("forward"),
+        "span": lambda: on.span("forward"),
+        "step": lambda: on.step(tokens=8192),
+    }
+    a = torch.randn(MATRIX, MATRIX)
+    took: dict[str, list[int]] = {name: [] for name in hooks}
+    for _ in range(calls):
+        for name, hook in hooks.items():
+            a @ a
+            started = time.perf_counter_ns()
+            with hook():
+                pass
+            took[name].append(time.perf_counter_ns() - started)
+    on.finish(timeout=60)
+    return {name: sorted(times)[calls // 4] / 1e3 for name, times in took.items()}
 
 
 class Empty:
@@ -157,8 +191,8 @@ def compaction_cpu(pk: Any) -> float:
     return after.children_user + after.children_system - before.children_user - before.children_system
 
 
-def measure_ratio(folder: Path, blocks: int = 150) -> tuple[float, float, float]:
-    """Interleave steps with and without perfkit; returns the ratio of medians and its 95 % interval."""
+def measure_ratio(folder: Path, blocks: int = 300) -> tuple[float, float, float]:
+    """Interleave 100 ms steps with and without perfkit; returns the median ratio of pairs and its 95 % interval."""
     import torch
 
     import perfkit
@@ -168,7 +202,8 @@ def measure_ratio(folder: Path, blocks: int = 150) -> tuple[float, float, float]
     off: Any = perfkit.init(store=folder / "off")
     os.environ["PERFKIT"] = "1"
     on: Any = perfkit.init(run="ratio", store=folder / "ratio", flops_per_token=1e9, peak_flops=1e15)
-    a = torch.randn(384, 384)
+    a = torch.randn(MATRIX, MATRIX)
+    matmuls = round(STEP_SECONDS / SPANS_PER_STEP / (call_us(lambda: a @ a, number=10, repeat=20) / 1e6))
     dice = random.Random(0)
     times: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(blocks):
@@ -178,15 +213,13 @@ def measure_ratio(folder: Path, blocks: int = 150) -> tuple[float, float, float]
             with pk.step(tokens=8192):
                 for _ in range(SPANS_PER_STEP):
                     with pk.span("matmul"):
-                        a @ a
+                        for _ in range(matmuls):
+                            a @ a
             times[enabled].append(time.perf_counter() - started)
     on.finish(timeout=60)
-    ratios = []
-    for _ in range(2000):
-        drawn = [statistics.median(dice.choices(times[enabled], k=blocks)) for enabled in (True, False)]
-        ratios.append(drawn[0] / drawn[1])
-    ratios.sort()
-    return statistics.median(times[True]) / statistics.median(times[False]), ratios[50], ratios[-51]
+    ratios = [one / other for one, other in zip(times[True], times[False], strict=True)]
+    drawn = sorted(statistics.median(dice.choices(ratios, k=blocks)) for _ in range(2000))
+    return statistics.median(ratios), drawn[50], drawn[-51]
 
 
 def main() -> int:
@@ -197,19 +230,23 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="perfkit-overhead-") as name:
         folder = Path(name)
         calls = measure_calls(folder)
+        cold = measure_cold(folder)
         added = measure_import()
         job = measure_job(folder, args.seconds)
         ratio, low, high = measure_ratio(folder)
-    hooks = (calls["step"] + calls["data"] + calls["log"] + SPANS_PER_STEP * calls["span"]) / 1e6
-    parts = {f"hooks (step, data, log, {SPANS_PER_STEP} spans)": hooks, **job}
+    slower = cold["span"] / calls["span"]
+    hooks = (cold["step"] + (calls["data"] + calls["log"]) * slower + SPANS_PER_STEP * cold["span"]) / 1e6
+    parts = {f"hooks, cold (step, data, log, {SPANS_PER_STEP} spans)": hooks, **job}
     total = sum(parts.values())
     if args.json:
-        document = {"calls_us": calls, "import_seconds": added, "cpu_seconds_per_step": parts,
+        document = {"calls_us": calls, "cold_us": cold, "import_seconds": added, "cpu_seconds_per_step": parts,
                     "share_of_100ms_step": total / STEP_SECONDS, "wall_ratio": [ratio, low, high]}  # fmt: skip
         print(json.dumps(document, indent=1))
         return 0
     for what, us in calls.items():
         print(f"{what:<44}{us:>9.2f} µs")
+    for what, us in cold.items():
+        print(f"{what + ', after a matmul':<44}{us:>9.2f} µs")
     print(f"{'import, beyond torch':<44}{added * 1e3:>9.1f} ms CPU")
     print(f"\nCPU of a {STEP_SECONDS * 1e3:.0f} ms step")
     for what, seconds in parts.items():

@@ -17,9 +17,10 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 Environ = Mapping[str, str]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +74,7 @@ def find_identity(
     )
 
 
-def _safely(find: Callable[[Environ], Identity | None], env: Environ) -> Identity | None:
+def _safely(find: Callable[[Environ], T | None], env: Environ) -> T | None:
     try:
         return find(env)
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError):
@@ -104,7 +105,9 @@ def _from_ray(env: Environ) -> Identity | None:
     train: Any = sys.modules.get("ray.train")
     if train is None:
         return None
-    context = train.get_context()
+    context = train.get_context()  # raises outside a training worker, or in older versions knows no rank
+    if context.get_world_rank() is None:
+        return None
     return Identity(
         rank=context.get_world_rank(),
         world_size=context.get_world_size(),
@@ -112,6 +115,11 @@ def _from_ray(env: Environ) -> Identity | None:
         local_world_size=context.get_local_world_size(),
         source="ray",
     )
+
+
+def _ray_experiment(env: Environ) -> str | None:
+    train: Any = sys.modules.get("ray.train")
+    return None if train is None else train.get_context().get_experiment_name()
 
 
 def _from_slurm(env: Environ) -> Identity | None:
@@ -180,7 +188,13 @@ def _job(env: Environ) -> str | None:
 
 
 def _run_name(env: Environ, job: str | None) -> str:
-    """Name a run so that all ranks choose the same name: the script and the scheduler's job."""
+    """Name a run so that all ranks choose the same name: the script and the scheduler's job.
+
+    In Ray Train it is the experiment: its script is Ray's own, and the first job of every cluster has the same id.
+    """
+    experiment = _safely(_ray_experiment, env)
+    if experiment:
+        return experiment
     script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] not in ("", "-c", "-m") else ""
     script = env.get("SLURM_JOB_NAME") or re.sub(r"^__main__$", "", script) or "run"
     return f"{script}-{job}" if job else script

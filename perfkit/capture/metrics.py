@@ -53,7 +53,11 @@ def _one(get: Callable[[Snapshot], Any]) -> Callable[[Snapshot], Values]:
 
 
 def _count(name: str, scale: float = 1.0) -> Callable[[Snapshot], Values]:
-    return _one(lambda snapshot: snapshot["counts"].get(name, 0) * scale)
+    def value(snapshot: Snapshot) -> Any:
+        number = snapshot["counts"].get(name, 0)
+        return None if number is None else number * scale
+
+    return _one(value)
 
 
 def _scaled(name: str, scale: float = 1.0) -> Callable[[Snapshot], Values]:
@@ -121,11 +125,11 @@ def read_snapshots(spool: Path, *, now: float | None = None) -> list[Snapshot]:
     return [newest[key] for key in sorted(newest)]
 
 
-def render(snapshots: Iterable[Snapshot], *, openmetrics: bool = False) -> str:
+def render(snapshots: Iterable[Snapshot], *, openmetrics: bool = False, metrics: Iterable[Metric] = METRICS) -> str:
     """Return the text for a scrape."""
     snapshots = list(snapshots)
     lines = []
-    for metric in METRICS:
+    for metric in metrics:
         samples = list(_samples(metric, snapshots))
         if not samples:
             continue

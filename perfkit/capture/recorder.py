@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from perfkit.capture import spans
 from perfkit.capture.guard import Guard, say
 from perfkit.capture.identity import Identity, find_identity
+from perfkit.capture.loggers import Loggers
 from perfkit.capture.names import LIFECYCLE_KINDS
 from perfkit.capture.ranges import Ranges
 from perfkit.capture.settings import Settings
@@ -55,6 +56,7 @@ class Recorder:
         self.gpu_uuid: str | None = None
         self.profiling: Profiling | None = None
         self.trigger: Trigger | None = None
+        self.loggers = Loggers(settings.loggers, settings.store, self.guard) if settings.loggers else None
         self.current_step = settings.first_step
         self.dropped = 0
         self.on = True
@@ -186,6 +188,8 @@ class Recorder:
         """Give the step its number; at the first one, settle what only the training loop could tell."""
         if step.number is not None:
             self.current_step = int(step.number)
+        if self.loggers is not None:
+            self.loggers.notice()
         if self._steps == 0 and self._init_from is not None:
             self.ranges.find_torch()
             self.watched = self.ranges.watched

@@ -58,7 +58,6 @@ class Writer:
         self._rotations = 0
         self._lines = 0
         self._own_ns = 0
-        self._sinks: list[Any] | None = None
         self._request_seen = 0
         self._announce = False
         self._thread = threading.Thread(target=self._run, name="perfkit-writer", daemon=True)
@@ -78,7 +77,12 @@ class Writer:
             say("finish() ran out of time; what was written until the process ends is kept")
             self.sidecar.send({"do": "quiet"})
             return
+        loggers = self.recorder.loggers
+        if loggers is not None:
+            loggers.end()
         self.sidecar.finish(deadline)
+        if loggers is not None:
+            loggers.join(deadline)
 
     def leave(self) -> None:
         """Let go of everything in a forked child: the thread does not exist there; its locks may be held for good."""
@@ -221,16 +225,8 @@ class Writer:
         every = self.settings.log_every
         if every and self.meter.counts["steps"] % every == 0:
             say(line(self.meter.snapshot()), level=logging.INFO)
-        if self.settings.loggers and self.recorder.guard.ok("loggers"):
-            try:
-                if self._sinks is None:
-                    from perfkit.capture.loggers import open_sinks
-
-                    self._sinks = open_sinks(self.settings.loggers, self.settings.store, self.recorder.identity.run)
-                for sink in self._sinks:
-                    sink(metrics["step"], metrics)
-            except Exception as error:
-                self.recorder.guard.failed("loggers", error)
+        if self.recorder.loggers is not None:
+            self.recorder.loggers.offer(self.recorder.identity.run, metrics)
 
     def _housekeeping(self, last: bool) -> None:
         now = time.monotonic()

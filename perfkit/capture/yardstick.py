@@ -17,10 +17,6 @@ from typing import Any
 from perfkit.capture.settings import Settings
 from perfkit.errors import PerfkitError
 
-DATA_PARALLEL = ("dp", "dp_replicate", "dp_shard", "ddp", "fsdp", "hsdp", "data", "replicate", "shard")
-"""Names of mesh dimensions over which a batch is split."""
-OTHER = ("tp", "pp", "cp", "ep", "etp", "sp", "tensor", "pipeline", "context", "sequence", "expert")
-
 
 @dataclass(slots=True)
 class Yardstick:
@@ -122,10 +118,12 @@ def _find_mesh(found: Yardstick, mesh: Any, world_size: int) -> None:
     else:  # a torch DeviceMesh
         names, shape = getattr(mesh, "mesh_dim_names", None), tuple(getattr(mesh, "shape", ()))
         degrees = {str(name): int(size) for name, size in zip(names or (), shape, strict=False)}
-    unknown = [name for name in degrees if name not in DATA_PARALLEL and name not in OTHER]
+    from perfkit.analysis.axes import ALL_AXES, BATCH_AXES, axis_of_dimension
+
+    unknown = [name for name in degrees if axis_of_dimension(name) not in (*ALL_AXES, "etp")]
     replicas = 1
     for name, size in degrees.items():
-        replicas *= size if name in DATA_PARALLEL else 1
+        replicas *= size if axis_of_dimension(name) in BATCH_AXES else 1
     found.mesh = degrees
     if unknown or not degrees:
         found.notes.append(f"mesh dimensions {unknown or mesh!r} are not known; use dp, tp, pp, cp, ep")

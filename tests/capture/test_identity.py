@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +66,36 @@ def test_ray_is_asked_before_slurm(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray.train", types.SimpleNamespace(get_context=lambda: context))
     found = find_identity(SLURM)
     assert (found.rank, found.world_size, found.source) == (6, 8, "ray")
+
+
+def test_a_ray_context_that_knows_no_rank_is_no_answer(monkeypatch):
+    """Older versions of Ray return one outside of training workers."""
+    context = types.SimpleNamespace(get_world_rank=lambda: None, get_experiment_name=lambda: None)
+    monkeypatch.setitem(sys.modules, "ray.train", types.SimpleNamespace(get_context=lambda: context))
+    assert find_identity(SLURM).source == "slurm"
+    assert find_identity({}).rank == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_workers_of_a_real_ray_train_job_know_their_ranks(tmp_path):
+    """The order is kept inside a worker; a plain task, the driver and an actor are no workers."""
+    pytest.importorskip("ray.train")
+    script = Path(__file__).with_name("scripts") / "ray_identity.py"
+    done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=850)
+    assert done.returncode == 0, done.stderr[-4000:]
+    answer = json.loads((tmp_path / "answer.json").read_text())
+    for rank in ("0", "1"):
+        worker = answer["workers"][rank]
+        assert worker["alone"] == [int(rank), 2, int(rank), "ray", "my-experiment"]
+        assert worker["slurm"][:4] == [int(rank), 2, int(rank), "ray"]
+        assert worker["torchrun"][:4] == [5, 16, 1, "torchrun"]
+        assert worker["process group"][:4] == [0, 1, 1, "torch.distributed"]
+        assert worker["process group"][4] == "my-experiment"
+        assert worker["arguments"][:4] == [9, 20, int(rank), "arguments"]
+    for place in ("driver", "task", "actor"):
+        assert answer[place]["alone"][:4] == [0, 1, 0, "default"]
+        assert answer[place]["slurm"][:4] == [7, 32, 3, "slurm"]
 
 
 def test_a_slurm_batch_script_that_is_no_task_is_rank_0_of_1():
