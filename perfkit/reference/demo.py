@@ -18,14 +18,18 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfkit.errors import PerfkitError
+from perfkit.reference.incidents import incidents
 from perfkit.reference.joblog import LogReader
 from perfkit.reference.progress import Progress
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from perfkit.report.report import Report
 
 Say = Callable[[str], None]
@@ -59,6 +63,8 @@ class DemoResult:
     report: Report
     ranks: int
     notes: list[str] = field(default_factory=list)
+    incidents: list[str] = field(default_factory=list)
+    """What stopped the job or held it up outside the traced steps."""
 
     @property
     def traces(self) -> Path:
@@ -84,7 +90,7 @@ def run_demo(config: DemoConfig, say: Say) -> DemoResult:
     report = analyze_run(store, config.folder, name)
     html = config.folder / "report.html"
     html.write_text(report.to_html(), encoding="utf-8")
-    return DemoResult(config.folder, store, html, report, ranks, notes)
+    return DemoResult(config.folder, store, html, report, ranks, notes, incidents(records_of(store)))
 
 
 def check_torch() -> None:
@@ -194,6 +200,16 @@ def attempts_of(store: Path) -> list[int]:
     from perfkit.store import Store
 
     return sorted(run.key.attempt for run in Store(store).runs(cluster="demo", run="demo"))
+
+
+def records_of(store: Path) -> dict[int, tuple[pa.Table, pa.Table]]:
+    """Return lifecycle and steps of each attempt of the demo."""
+    from perfkit.store import Store
+
+    read = partial(Store(store).read, cluster="demo", run="demo")
+    return {
+        attempt: (read("lifecycle", attempt=attempt), read("steps", attempt=attempt)) for attempt in attempts_of(store)
+    }
 
 
 def job_facts(config: dict[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Break a training job on purpose: real effects in the real job, not edits of a trace.
 
-    slow-rank:1:1.5x        rank 1 computes 1.5 times as long: more matrix products behind every block
+    slow-rank:1:1.5x        rank 1 computes 1.5 times as long (of its own CPU time in a step): more matrix products
+                            behind every block, and what is then missing before the ranks meet
     slow-data:50ms          every batch comes 50 ms late, on every rank; slow-data:50ms:1 on rank 1 only
     slow-checkpoint:400ms   checkpoints block training, and their files take that much longer
-    sync-point:40           every block averages 40 statistics over all ranks, one by one, and reads them on the host
+    sync-point:200          every block averages 200 statistics over all ranks, one by one, and reads them on the host
     gc-storm:100ms          Python collects a large heap in every step, for that long
     slow-link:20MBps        the kernel paces the sockets between the ranks (Linux, TCP): the delay is in the transfer
     crash:1:20              rank 1 is killed before step 20 (first attempt only; waits for a committed checkpoint)
@@ -21,7 +22,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ _FORMS = {
     "slow-rank": (r"(?P<rank>\d+):(?P<amount>[\d.]+)x", None),
     "slow-data": (r"(?P<amount>[\d.]+)ms(:(?P<rank>\d+))?", 50.0),
     "slow-checkpoint": (r"(?P<amount>[\d.]+)ms", 400.0),
-    "sync-point": (r"(?P<amount>\d+)", 40.0),
+    "sync-point": (r"(?P<amount>\d+)", 200.0),
     "gc-storm": (r"(?P<amount>[\d.]+)ms", 100.0),
     "slow-link": (r"(?P<amount>[\d.]+)mbps", 20.0),
     "crash": (r"(?P<rank>\d+):(?P<step>\d+)", None),
@@ -90,6 +91,7 @@ class Faults:
         self.rank, self.attempt, self.checkpoints = rank, attempt, checkpoints
         self.mine = {f.kind: f for f in faults if f.rank is None or f.rank == rank}
         self.step = 0
+        self._began_s = self._added_s = 0.0
         self._heap: list[Any] = []
         self._failed_writes = 0
 
@@ -103,8 +105,8 @@ class Faults:
         for block in blocks:
             if "slow-rank" in self.mine:
                 started: list[float] = []
-                block.register_forward_pre_hook(lambda *_, s=started: s.append(time.perf_counter()))
-                block.register_forward_hook(lambda *_, s=started: self._slow_down(s.pop()))
+                block.register_forward_pre_hook(lambda *_, s=started: s.append(time.thread_time()))
+                block.register_forward_hook(lambda *_, s=started: self._slow_block(s.pop()))
             if "sync-point" in self.mine:
                 block.register_forward_hook(lambda module, args, out: self._read_statistics(out))
 
@@ -118,6 +120,7 @@ class Faults:
     def before_step(self, step: int) -> None:
         """Crash, hang, or slow the link."""
         self.step = step
+        self._began_s, self._added_s = time.thread_time(), 0.0
         crash, hang = self.mine.get("crash"), self.mine.get("hang")
         if crash and crash.step == step and self.attempt == 0:
             self._wait_for_commit()
@@ -129,8 +132,11 @@ class Faults:
         if (link := self.active("slow-link")) and step < link.step + 3:  # groups connect at their first use
             pace_links(link.amount * 1e6)
 
-    def in_step(self) -> None:
-        """Collect garbage."""
+    def before_meeting(self) -> None:
+        """Collect garbage, and catch up on what a slow rank would have needed so far; the ranks meet after this."""
+        if slow := self.active("slow-rank"):
+            own = time.thread_time() - self._began_s - self._added_s
+            self._compute(own * (slow.amount - 1) - self._added_s)
         if not (fault := self.active("gc-storm")):
             return
         if not self._heap:
@@ -153,16 +159,26 @@ class Faults:
         fault = self.active("slow-checkpoint")
         return fault.amount / 1e3 if fault else 0.0
 
-    def _slow_down(self, started: float) -> None:
+    def _slow_block(self, started: float) -> None:
         if fault := self.active("slow-rank"):
-            forward = time.perf_counter() - started
+            forward = time.thread_time() - started
             passes = 3 if torch.is_grad_enabled() else 1  # the backward pass costs two forward passes
-            _compute(forward * passes * (fault.amount - 1))
+            self._compute(forward * passes * (fault.amount - 1))
+
+    def _compute(self, seconds: float) -> None:
+        """Multiply matrices for a while, as a slower device would; in CPU time, so that waiting for others is none."""
+        began = time.thread_time()
+        a = torch.ones(256, 256)
+        with torch.no_grad():
+            while time.thread_time() - began < seconds:
+                torch.mm(a, a)
+        self._added_s += time.thread_time() - began
 
     def _read_statistics(self, out: Tensor) -> None:
         if fault := self.active("sync-point"):
-            for column in range(int(fault.amount)):
-                value = out.detach()[..., column % out.shape[-1]].abs().mean().reshape(1)
+            statistics = out.detach().abs().flatten(0, -2).mean(0).split(1)
+            for number in range(int(fault.amount)):
+                value = statistics[number % len(statistics)]
                 dist.all_reduce(value)
                 value.item()
 
@@ -191,15 +207,3 @@ def pace_links(bytes_per_second: float) -> int:
             except OSError:
                 continue
     return paced
-
-
-def _compute(seconds: float) -> None:
-    """Multiply matrices for a while, as a slower device would."""
-    end = time.perf_counter() + seconds
-    a = torch.ones(256, 256)
-    with torch.no_grad():
-        while time.perf_counter() < end:
-            torch.mm(a, a)
-
-
-Report = Callable[[str, dict[str, Any]], None]

@@ -92,11 +92,11 @@ class Probe:
         """Time a part of a step."""
         return contextlib.nullcontext() if self._recorder is None else self._recorder.span(name)
 
-    def event(self, kind: str, *, step: int | None = None, cause: str | None = None) -> Any:
-        """Time a phase of the job during which training stands still."""
+    def event(self, kind: str, *, step: int | None = None, cause: str | None = None, blocking: bool = True) -> Any:
+        """Time a phase of the job, during which training stands still if it is `blocking`."""
         if self._recorder is None:
             return contextlib.nullcontext()
-        return self._recorder.event(kind, step=step, cause=cause)
+        return self._recorder.event(kind, step=step, cause=cause, blocking=blocking)
 
     def log(self, name: str, value: float) -> None:
         """Keep a number."""

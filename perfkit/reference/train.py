@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -49,8 +50,6 @@ class Trainer:
         self.folder = Path(config.train.folder)
         self.log = JobLog(self.folder, self.rank, self.attempt)
         self.log.write("start", pid=os.getpid(), world_size=dist.get_world_size())
-        if config.train.pin and device.type == "cpu":
-            _pin_to_core()
         self.mesh = make_mesh(config.parallel, device)
         self.probe = Probe.open(config, self.folder, self.mesh)
         self._build()  # perfkit records `init` by itself: from the start of the process to the first step
@@ -157,10 +156,10 @@ class Trainer:
                 with self.probe.span("backward"):
                     (loss / len(batch)).backward()
                 total += loss.detach() / len(batch)
-        self.faults.in_step()
         with self.probe.span("optimizer"):
             clip_gradients(self.model.parameters(), config.optim.clip)
             self.optimizer.step()
+        self.faults.before_meeting()
         told = torch.stack((total, total.new_tensor(float(self.stop))))
         dist.all_reduce(told)
         return float(told[0]) / dist.get_world_size(), float(told[1]) > 0
@@ -191,8 +190,9 @@ class Trainer:
 
     def _report(self, kind: str, values: dict[str, Any]) -> None:
         self.log.write(kind, **values)
-        if kind == "checkpoint_failed":
-            with self.probe.event("fault", step=values["step"], cause=f"checkpoint not written: {values['reason']}"):
+        if kind == "checkpoint_failed":  # no `fault`: training goes on
+            cause = f"not written: {values['reason']}"
+            with self.probe.event("checkpoint_save", step=values["step"], cause=cause, blocking=False):
                 pass
 
     def _open_data(self) -> TokenData:
@@ -226,8 +226,20 @@ def _pin_to_core() -> None:
     """Give each process of this host a core of its own, as far as they go round, and one thread."""
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
+        cores = apart(sorted(os.sched_getaffinity(0)))
         os.sched_setaffinity(0, {cores[int(os.environ.get("LOCAL_RANK", "0")) % len(cores)]})
+
+
+def apart(cores: Sequence[int], sys_cpu: Path = Path("/sys/devices/system/cpu")) -> list[int]:
+    """Order logical cores so that those of one physical core come far apart: hyperthreads share its units."""
+    seen: Counter[str] = Counter()
+    order: list[tuple[int, int]] = []
+    for core in cores:
+        path = sys_cpu / f"cpu{core}" / "topology" / "thread_siblings_list"
+        siblings = path.read_text() if path.is_file() else str(core)
+        order.append((seen[siblings], core))
+        seen[siblings] += 1
+    return [core for _, core in sorted(order)]
 
 
 def _autocast_dtype(name: str, device: torch.device) -> torch.dtype | None:
@@ -246,6 +258,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = parse(words)
         for text in config.faults:
             parse_fault(text)
+        if config.train.pin and not torch.cuda.is_available():
+            _pin_to_core()  # before gloo starts its threads: they inherit it
         device = start(config.parallel)
         try:
             trainer = Trainer(config, device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,18 @@ def test_a_slow_rank_multiplies_more_matrices_and_changes_no_result():
     assert products >= 1
 
 
+def test_a_slow_rank_needs_its_factor_of_its_own_cpu_time_whatever_it_did():
+    """Work outside the blocks (embedding, loss, backward, optimizer) is slowed too."""
+    found = faults("slow-rank:0:3x")
+    found.before_step(0)
+    began = time.thread_time()
+    while time.thread_time() - began < 0.02:
+        torch.ones(64, 64).sum()
+    own = time.thread_time() - began
+    found.before_meeting()
+    assert time.thread_time() - began >= 3 * own
+
+
 def test_a_crash_happens_once():
     restarted = faults("crash:0:2", attempt=1)
     restarted.before_step(2)  # would kill this process
@@ -76,7 +89,7 @@ def test_a_storm_collects_garbage():
 
     gc.callbacks.append(note)
     try:
-        faults("gc-storm:1ms").in_step()
+        faults("gc-storm:1ms").before_meeting()
     finally:
         gc.callbacks.remove(note)
     assert "stop" in seen

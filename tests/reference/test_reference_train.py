@@ -8,14 +8,19 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
 pytest.importorskip("torch")
 
+from perfkit.goodput.question import ask
 from perfkit.reference.checkpoint import committed, place, verify
+from perfkit.reference.incidents import incidents
 from perfkit.reference.joblog import read_log
-from perfkit.reference.train import main
+from perfkit.reference.train import apart, main
+from perfkit.sources.spool import compact_folder, find_spools
+from perfkit.store import Store
 from tests.reference.reference_jobs import TIMEOUT_S, TINY, command, environment, kinds, losses, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -104,13 +109,23 @@ def test_recording_changes_no_loss(tmp_path):
     assert list((tmp_path / "recorded" / "store").glob("manifests/*/*/*/run.json"))
 
 
-def test_a_full_disk_does_not_stop_training(tmp_path):
-    log = train(tmp_path, {"checkpoint.every": 2}, extra=("--fault", "disk-full"))
+def test_a_full_disk_does_not_stop_training_and_is_no_interruption(tmp_path):
+    options = {"checkpoint.every": 2, "capture.enabled": "true", "capture.profile_active": 0}
+    log = train(tmp_path, options, extra=("--fault", "disk-full"))
     failed = [row for row in log if row["kind"] == "checkpoint_failed" and row["rank"] == 0]
     assert [row["step"] for row in failed] == [2, 4, 6]
     assert all("No space left" in row["reason"] for row in failed)
     assert kinds(log)[-1] == "end"
     assert committed(tmp_path / "checkpoints") == []
+    store = tmp_path / "store"
+    for spool in find_spools(store / "spool"):
+        compact_folder(spool, str(store), include_open=True)
+    read = partial(Store(store).read, cluster="local", run="reference", attempt=0)
+    said = incidents({0: (read("lifecycle"), read("steps"))})
+    lost = [line for line in said if line.startswith("3 of 3 checkpoints were not written: ")]
+    assert len(lost) == 1, said
+    assert "No space left" in lost[0]
+    assert ask(["reference"], store=str(store))["totals"]["interruptions"] == 0
 
 
 def test_sigterm_leaves_a_last_checkpoint_from_which_the_job_goes_on(tmp_path):
@@ -144,3 +159,12 @@ def test_a_single_process_needs_no_torchrun(tmp_path):
     words = ["-m", "perfkit.reference.train", "--train.folder", str(tmp_path), *words]
     subprocess.run([sys.executable, *words], env=environment(), check=True, timeout=TIMEOUT_S)
     assert sorted(losses(read_log(tmp_path))) == list(range(6))
+
+
+def test_ranks_get_physical_cores_before_hyperthreads(tmp_path):
+    for core, siblings in {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3"}.items():
+        folder = tmp_path / f"cpu{core}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(siblings)
+    assert apart([0, 1, 2, 3], tmp_path) == [0, 2, 1, 3]
+    assert apart([4, 5], tmp_path) == [4, 5]  # nothing is known of these
