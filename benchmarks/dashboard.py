@@ -2,11 +2,17 @@
 
     python benchmarks/dashboard.py                         makes the store first (a few minutes)
     python benchmarks/dashboard.py --store fleet/ --seconds 60 --users 20
+    python benchmarks/dashboard.py --store fleet/ --minutes 5 --no-browser      errors, memory by the minute, p95
 
 Prints the fleet's data cold (a new process) and warm; every section alone; `--users` people at once who walk from page
-to page over HTTP, with and without a pause, against `perfkit dashboard --workers 2`; and what a browser needs until a
+to page over HTTP, against `perfkit dashboard --workers 2`; and what a browser needs until a
 page is drawn (with playwright and chromium). Times are wall times on this machine, the load generator on the
 same cores; sizes are bytes of the response body.
+
+The load: each of `--users` opens a random view, sends all the callbacks of its page one after the other over one
+connection, looks at it for `--pause` seconds (10: people read), and opens the next. `--pause 0` is no model of people
+but of the most that the server answers. Every view was seen before by every worker, as on a server that has been up
+for a while.
 """
 
 from __future__ import annotations
@@ -57,6 +63,8 @@ def main() -> None:
     parser.add_argument("--store", help="a store of `perfkit simulate fleet`; made if absent")
     parser.add_argument("--users", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--minutes", type=float, help="in place of --seconds")
+    parser.add_argument("--pause", type=float, action="append", help="seconds a user looks at a page (10 and 2)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--no-browser", action="store_true")
     args = parser.parse_args()
@@ -70,8 +78,9 @@ def main() -> None:
         measure_sections(store, views)
         server = serving(store, args.workers)
         with server as port:
-            for pause in (2.0, 0.0):
-                measure_users(port, views, args.users, args.seconds, pause, server.cpu_s)
+            seconds = 60 * args.minutes if args.minutes else args.seconds
+            for pause in args.pause or ((10.0,) if args.minutes else (10.0, 2.0)):
+                measure_users(port, views, args.users, seconds, pause, server)
             if not args.no_browser:
                 measure_browser(port, views)
 
@@ -151,7 +160,7 @@ class serving:  # noqa: N801
         ]
 
     def __enter__(self) -> int:
-        self.process = subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        self.process = subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr
         line = self.process.stderr.readline()
         threading.Thread(target=self.process.stderr.read, daemon=True).start()
@@ -166,7 +175,15 @@ class serving:  # noqa: N801
 
     def cpu_s(self) -> float:
         """Return the CPU time of the server and its workers so far; NaN where there is no /proc."""
-        total, tick = 0.0, os.sysconf("SC_CLK_TCK")
+        tick = os.sysconf("SC_CLK_TCK")
+        return sum((int(fields[11]) + int(fields[12])) / tick for fields in self._processes()) or float("nan")
+
+    def memory_mb(self) -> float:
+        """Return the resident memory of the server and its workers; NaN where there is no /proc."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        return sum(int(fields[21]) * page / 1e6 for fields in self._processes()) or float("nan")
+
+    def _processes(self) -> Iterator[list[str]]:
         for path in Path("/proc").glob("[0-9]*/stat"):
             try:
                 pid, _, rest = path.read_text().partition(" (")
@@ -174,8 +191,7 @@ class serving:  # noqa: N801
             except OSError:
                 continue
             if str(self.process.pid) in (pid, fields[1]):
-                total += (int(fields[11]) + int(fields[12])) / tick
-        return total or float("nan")
+                yield fields
 
     def __exit__(self, *error: object) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -200,9 +216,10 @@ def callbacks(page: str, query: str) -> list[tuple[str, bytes]]:
     def out(*pairs: tuple[object, str]) -> list[dict[str, object]]:
         return [{"id": name, "property": prop} for name, prop in pairs]
 
-    status = body(out(("status", "children"), ("version", "data"), ("warnings", "children")),
-                  "..status.children...version.data...warnings.children..", [view, {"id": "tick", "property": "data"}],
-                  [{"id": "version", "property": "data"}])  # fmt: skip
+    status = body(out(("status", "children"), ("version", "data"), ("warnings", "children"),
+                      ("command", "children")),
+                  "..status.children...version.data...warnings.children...command.children..",
+                  [view, {"id": "tick", "property": "data"}], [{"id": "version", "property": "data"}])  # fmt: skip
     laid = body(out(("page", "children"), ("crumbs", "children"), ("shown", "data")),
                 "..page.children...crumbs.children...shown.data..", [view],
                 [{"id": "shown", "property": "data"}])  # fmt: skip
@@ -225,7 +242,7 @@ def measure_users(
     users: int,
     seconds: float,
     pause: float,
-    cpu_s: Callable[[], float],
+    server: serving,
 ) -> None:
     """Have users walk from view to view, each over its own connection, `pause` seconds after a page is complete."""
     requests = [callbacks(page, query) for page, query in views]
@@ -267,11 +284,23 @@ def measure_users(
     walkers(
         8, lambda _: iter(requests), 0.0, note=False
     )  # as if it had been up for a while: every worker saw every view
-    until, used = time.monotonic() + seconds, cpu_s()
+    until, used = time.monotonic() + seconds, server.cpu_s()
+    memory: list[float] = []
+
+    def watch() -> None:
+        while time.monotonic() < until:
+            memory.append(server.memory_mb())
+            time.sleep(min(60.0, max(0.1, until - time.monotonic())))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     walkers(users, wander, pause, note=True)
-    used, total = cpu_s() - used, sum(map(len, times.values()))
+    watcher.join()
+    memory.append(server.memory_mb())
+    used, total = server.cpu_s() - used, sum(map(len, times.values()))
     rate = f"{total:,} callbacks, {total / seconds:,.0f}/s, {1000 * used / total:.1f} ms CPU each, {len(errors)} errors"
-    print(f"\n{users} users who look at each page for {pause:g} s, {seconds:.0f} s, {rate}\n")
+    print(f"\n{users} users who look at each page for {pause:g} s, {seconds:.0f} s, {rate}")
+    print(f"memory of the server, MB by the minute: {' '.join(f'{mb:.0f}' for mb in memory)}\n")
     print(f"{'callback':22}{'count':>8}{'p50 ms':>10}{'p95 ms':>10}{'max ms':>10}{'kB':>10}")
     everything = [t for some in times.values() for t in some]
     for name, some in [*times.items(), ("all", everything)]:

@@ -24,8 +24,13 @@ from dash.exceptions import PreventUpdate
 from perfkit.errors import PerfkitError
 
 from . import cards, shell
+from .access import Access, protect
+from .commands import command_of
 from .data import Source
 from .export import add_routes
+from .guard import add_headers, refuse_unknown
+from .limits import EXTENSION, Limits, charge
+from .notes import add_note_routes
 from .pages import PAGES, SECTIONS
 from .section import Context, Section
 from .theme import LIGHT, THEMES
@@ -33,11 +38,20 @@ from .view import View
 
 REFRESH_S = 30
 KEPT_SECTIONS = 512
+HEAVY_PER_MINUTE = 240
+"""Answers that have to be computed which one user may ask for, where users are known."""
 log = logging.getLogger("perfkit.dashboard")
 
 
-def create_app(store: str | Source, *, prefix: str = "/") -> Dash:
-    """Return the app over a store."""
+def create_app(
+    store: str | Source,
+    *,
+    prefix: str = "/",
+    access: Access | None = None,
+    heavy_per_minute: float | None = None,
+    read_only: bool = False,
+) -> Dash:
+    """Return the app over a store; with `access` for those who may see it, each their own part."""
     source = store if isinstance(store, Source) else Source(store)
     prefix = "/" + prefix.strip("/") + "/" if prefix.strip("/") else "/"
     app = Dash(
@@ -47,6 +61,12 @@ def create_app(store: str | Source, *, prefix: str = "/") -> Dash:
         index_string=shell.index_string(prefix), on_error=None,
     )  # fmt: skip
     app.layout = shell.frame(source, prefix, REFRESH_S)
+    if access is not None:
+        source = protect(app.server, access, source, prefix)
+        heavy_per_minute = heavy_per_minute or HEAVY_PER_MINUTE
+    if heavy_per_minute:
+        app.server.extensions[EXTENSION] = Limits(heavy_per_minute)
+    refuse_unknown(app.server, source, prefix)
     _add_client_side(app)
     _add_pages(app, source, prefix)
     _add_sections(app, source, prefix)
@@ -55,6 +75,8 @@ def create_app(store: str | Source, *, prefix: str = "/") -> Dash:
         if page.wire:
             page.wire(app, source, prefix)
     add_routes(app.server, source, prefix)
+    add_note_routes(app.server, source, prefix, writable=not read_only)
+    add_headers(app, private=access is not None)
     return app
 
 
@@ -138,13 +160,16 @@ def _add_sections(app: Dash, source: Source, prefix: str) -> None:
         found = context(source, view_data, prefix)
         if found.view.page != section.name.split(".")[0]:
             raise PreventUpdate
-        key = section.key(found.view, found.theme, _version(found))
+        key = f"{found.source.scope.name}|{section.key(found.view, found.theme, _version(found))}"
         if key == drawn:
             raise PreventUpdate
         with lock:
             known = kept.get(key)
         if known is None:
+            charge()
             known = render(section, found)
+            if not section.kept:
+                return known, key
             with lock:
                 kept[key] = known
                 while len(kept) > KEPT_SECTIONS:
@@ -180,6 +205,7 @@ def _version(found: Context) -> str:
 def _add_status(app: Dash, source: Source, prefix: str) -> None:
     @app.callback(
         Output("status", "children"), Output("version", "data"), Output("warnings", "children"),
+        Output("command", "children"),
         Input("view", "data"), Input("tick", "data"), State("version", "data"),
     )  # fmt: skip
     def show_status(view_data: dict[str, str] | None, tick: int | None, version: str | None) -> Any:
@@ -188,7 +214,11 @@ def _add_status(app: Dash, source: Source, prefix: str) -> None:
         found = context(source, view_data, prefix)
         now = _version(found)
         status = guarded("status", lambda: shell.status(found))
-        return status, no_update if now == version else now, guarded("warnings", lambda: shell.warnings(found))
+        page = PAGES.get(found.view.page)
+        make = page.command if page and page.command else command_of
+        command = guarded("command", lambda: shell.command(make(found.view, found.source)))
+        warnings = guarded("warnings", lambda: shell.warnings(found))
+        return status, no_update if now == version else now, warnings, command
 
 
 def layout_for_tests(source: Source, path: str, search: str = "", theme: str = "light") -> list[Any]:

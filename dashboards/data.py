@@ -23,6 +23,8 @@ import pyarrow as pa
 from perfkit.store.layout import RunKey, slug
 
 from .engine import Engine, Problem
+from .grants import Scope
+from .scoped import ScopedEngine
 from .view import View
 
 EPOCH_FROM_NS = 10**17
@@ -61,11 +63,18 @@ class AsOf:
 class Source:
     """A store as the pages see it."""
 
-    def __init__(self, uri: str) -> None:
-        self.engine = Engine(uri)
+    def __init__(self, store: str | Engine | ScopedEngine, scope: Scope = Scope()) -> None:  # noqa: B008
+        self.engine = Engine(store) if isinstance(store, str) else store
+        self.scope = scope
         self._known: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._making: dict[tuple[Any, ...], threading.RLock] = {}
         self._lock = threading.Lock()
+        self._seen: set[tuple[str, str | None]] = set()
+
+    def within(self, scope: Scope) -> Source:
+        """Return the same store as somebody sees it who may not see everything; memory is not shared."""
+        assert isinstance(self.engine, Engine), "a scope is cut from the whole"
+        return self if scope.grants is None else Source(ScopedEngine(self.engine, scope), scope)
 
     @property
     def uri(self) -> str:
@@ -76,8 +85,8 @@ class Source:
 
     def version(self, view: View | None = None) -> str:
         """Return text that changes when what a page shows may have changed: roll-ups, and the files of its run."""
-        folders = ["run_rollup", "cluster_rollup", "runs", "interruptions"]
-        if view is not None and view.page == "cluster":
+        folders = ["run_rollup", "cluster_rollup", "runs", "interruptions", "notes"]
+        if view is not None and view.page in ("cluster", "node-health"):
             folders += ["gpu_rollup", "job_nodes", "health_events"]
         if view is not None and view.cluster and view.run:
             place = f"cluster={slug(view.cluster)}/run={slug(view.run)}"
@@ -160,6 +169,39 @@ class Source:
         return [*found, *self.engine.load("runs")]
 
     # ---------------------------------------------------------------- names
+
+    def knows(self, view: View) -> bool:
+        """Whether there is what a link names: its cluster, and the run in it. What may not be seen is not there."""
+        if view.cluster is None:
+            return True
+        name = (view.cluster, view.run)
+        if name not in self._seen:
+            if not self._finds(*name):
+                return False
+            if len(self._seen) > 10_000:
+                self._seen.clear()
+            self._seen.add(name)
+        return True
+
+    def _finds(self, cluster: str, run: str | None) -> bool:
+        """Look where it is likely first: a name that nothing knows costs a look at everything."""
+        where = "cluster = ?" if run is None else "cluster = ? AND run = ?"
+        names = [cluster] if run is None else [cluster, run]
+        files = [] if "" in names else [slug(name) for name in names]
+        path = "/".join(f"{kind}={name}" for kind, name in zip(("cluster", "run"), files, strict=False))
+        if path and self.engine.listing(f"manifests/{path}"):
+            return True
+        for window in (self.window(View()), EVERYTHING):
+            for table in ("run_rollup",) if run is not None else ROLLUPS:
+                self.engine.load(table, window)
+                if self.ask(f"SELECT 1 FROM {table} WHERE {where} LIMIT 1", names):
+                    return True
+        for table in ("job_nodes", "interruptions") if run is not None else ("gpu_rollup", "health_events", "nodes"):
+            newest = max((_date(one) for one in self.engine.listing(table)), default="")
+            self.engine.load(table, _day_window(newest) if newest else EVERYTHING)
+            if self.ask(f"SELECT 1 FROM {table} WHERE {where} LIMIT 1", names):
+                return True
+        return False
 
     def clusters(self) -> list[str]:
         """Return all clusters that the newest data knows, by name."""

@@ -1,4 +1,4 @@
-"""Events of a run: restarts, checkpoints, faults, hangs, XIDs on its nodes.
+"""Events of a run: restarts, checkpoints, faults, hangs, XIDs on its nodes, and what people noted.
 
     events(source, view) -> rows {kind, time_ns, step, text}, at most MAX_EVENTS, in time order
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from .data import Rows, Source, remembered
+from .data_notes import notes_on
 from .data_run import lead_rank, totals
 from .view import View
 
@@ -33,6 +34,7 @@ def events(source: Source, view: View) -> Rows:
     if not found or lead is None:
         found += _recorded_interruptions(source, view)
     found += _xids(source, view)
+    found += _notes(source, view)
     found.sort(key=lambda row: row["time_ns"])
     if key is not None and lead is not None:
         rows, _ = source.engine.run_table("steps", key, columns=["step", "end_ns"], ranks=[lead])
@@ -60,6 +62,17 @@ def _span(source: Source, view: View) -> tuple[int, int] | None:
         return min(starts), max(ends)
     row = totals(source, view)
     return (row["start_ns"], row["end_ns"]) if row and row["start_ns"] is not None else None
+
+
+def _notes(source: Source, view: View) -> Rows:
+    """Return what people wrote about the run, and about its cluster while it ran."""
+    span = _span(source, view)
+    return [
+        {"kind": "note", "time_ns": row["time_ns"], "step": None,
+         "text": f"{row['text']} ({row['by']})" if row["by"] else row["text"]}
+        for row in notes_on(source, view)
+        if row["run"] is not None or (span is not None and span[0] <= row["time_ns"] <= span[1])
+    ]  # fmt: skip
 
 
 def _recorded_interruptions(source: Source, view: View) -> Rows:

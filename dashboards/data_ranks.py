@@ -9,6 +9,7 @@ usual order, tensor parallelism fastest and pipeline stages slowest; the page sa
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from perfkit.analysis.axes import ALL_AXES, AXES, BATCH_AXES, mesh_coordinates
 from perfkit.store.layout import RunKey
 
 from .data import Source, remembered
@@ -26,9 +28,6 @@ MAX_CELLS = 80_000
 MAX_STEPS = 200
 MAX_ROWS = 420
 """Rows that a screen can tell apart."""
-INNERMOST = ("tp", "cp", "ep", "dp_shard", "fsdp", "dp", "ddp", "dp_replicate", "pp")
-"""Mesh dimensions from the fastest to the slowest, as Megatron and torchtitan number ranks."""
-REPLICAS = ("dp", "ddp", "dp_replicate", "dp_shard", "fsdp")
 ATTRIBUTED = {"compute": "compute_ns", "exposed_comm": "exposed_comm_ns", "idle": "idle_ns", "step_time": "window_ns"}
 
 
@@ -63,11 +62,24 @@ class Cube:
 
 
 def coordinates(ranks: Any, mesh: dict[str, int], world: int | None) -> dict[str, Any]:
-    """Return the coordinate of each rank in each dimension of the mesh; nothing if the mesh does not fit the job."""
-    size = int(np.prod(list(mesh.values()))) if mesh else 0
-    if not mesh or (world and size != world) or (len(ranks) and size <= int(np.max(ranks))):
+    """Return the coordinate of each rank in each dimension of the mesh; nothing if the mesh does not fit the job.
+
+    The mesh is read as perfkit.analysis.axes reads it, where ep cuts the data ranks; a mesh that fits only with its
+    ep or a dimension of an unknown name counted in has those as dimensions of their own.
+    """
+    least = max(1, int(np.max(ranks)) + 1 if len(ranks) else 1)
+
+    def fits(size: int) -> bool:
+        return size >= least and (not world or size == world)
+
+    if mesh and set(mesh) <= set(ALL_AXES) and fits(math.prod(mesh.get(axis, 1) for axis in AXES)):
+        at = mesh_coordinates(mesh, ranks)
+        return {axis: at[axis] for axis in ALL_AXES if axis in mesh}
+    size = math.prod(mesh.values())
+    if not mesh or not fits(size):
         return {}
-    order = [name for name in INNERMOST if name in mesh]
+    usual = ("tp", "cp", "ep", "fsdp", "dp", "pp")
+    order = [name for name in usual if name in mesh]
     order += [name for name in reversed(list(mesh)) if name not in order]
     found, stride = {}, 1
     for name in order:
@@ -250,7 +262,7 @@ def _order(order: str, at: dict[str, Any], z: Any) -> Any:
         means = np.where(known, z, 0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
         return np.argsort(-means, kind="stable")
     if order == "mesh" and at:
-        inner = [name for name in at if name in REPLICAS]
-        outer = [name for name in at if name not in REPLICAS]
+        inner = [name for name in at if name in BATCH_AXES]
+        outer = [name for name in at if name not in BATCH_AXES]
         return np.lexsort([at[name] for name in reversed([*outer, *inner])])
     return np.arange(len(z))

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from perfkit.analysis.axes import BATCH_AXES, axis_of_dimension
 from perfkit.errors import PerfkitError
 from perfkit.goodput.ladder import ladder_b
 from perfkit.hardware.lookup import resolve_peak
@@ -194,7 +195,7 @@ def _by_step(rows: pa.Table, view: View, metadata: dict[str, Any], rollup: dict[
     tokens = _filled(rows["tokens"]) * replicas_of(metadata)
     world = metadata.get("world_size") or (rollup or {}).get("world_size")
     peak = (rollup or {}).get("peak_flops") or known_peak(metadata.get("device"))
-    flops = _filled(rows["model_flops"])
+    flops = _filled(rows["model_flops"]) * replicas_of(metadata)
     mfu = 100 * flops / (peak * world * seconds) if peak and world else np.full(len(step), np.nan)
     mfu[~((mfu >= 0) & (mfu <= 100))] = np.nan
     slow, limit = _slow(took)
@@ -268,19 +269,18 @@ def _binned(x: Any, curves: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def replicas_of(metadata: dict[str, Any]) -> float:
-    """Return the number of data-parallel replicas; NaN if the mesh is unknown, so that tokens/s stay unknown too."""
+    """Return the number of data-parallel replicas; NaN if the mesh is unknown, so that tokens/s and MFU are too."""
     world = metadata.get("world_size")
     if metadata.get("devices_per_replica") and world:
         return float(world) / float(metadata["devices_per_replica"])
     mesh = mesh_of(metadata)
     if mesh:
-        replicas = [mesh[name] for name in ("dp", "dp_replicate", "dp_shard", "fsdp", "ddp") if name in mesh]
-        return float(np.prod(replicas)) if replicas else 1.0
+        return float(np.prod([mesh.get(axis, 1) for axis in BATCH_AXES]))
     return 1.0 if world == 1 else float("nan")
 
 
 def mesh_of(metadata: dict[str, Any]) -> dict[str, int]:
-    """Return the parallel degrees, outermost first, as the run's manifest has them."""
+    """Return the parallel degrees of a manifest by axis, as perfkit.analysis.axes has them; two of one multiply."""
     mesh = metadata.get("mesh")
     if isinstance(mesh, str):
         try:
@@ -289,7 +289,12 @@ def mesh_of(metadata: dict[str, Any]) -> dict[str, int]:
             return {}
     if not isinstance(mesh, dict):
         return {}
-    return {str(k): v for k, v in mesh.items() if isinstance(v, int) and not isinstance(v, bool) and v > 0}
+    degrees: dict[str, int] = {}
+    for name, size in mesh.items():
+        if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+            axis = axis_of_dimension(str(name))
+            degrees[axis] = degrees.get(axis, 1) * size
+    return degrees
 
 
 @lru_cache(maxsize=64)

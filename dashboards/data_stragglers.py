@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from perfkit.analysis.axes import BATCH_AXES
 from perfkit.store.layout import RunKey
 
 from .data import Rows, Source, remembered
-from .data_ranks import REPLICAS, Cube, host_late, own_work, place
+from .data_ranks import Cube, host_late, own_work, place
 from .data_run import analysed
 from .view import View
 
@@ -72,7 +73,7 @@ def stragglers(source: Source, view: View, count: int = 12) -> Rows:
 
 
 def _roles(at: dict[str, Any], size: int) -> Any:
-    outer = [values for name, values in at.items() if name not in REPLICAS]
+    outer = [values for name, values in at.items() if name not in BATCH_AXES]
     role = np.zeros(size, np.int64)
     for values in outer:
         role = role * (int(values.max()) + 1) + values

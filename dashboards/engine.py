@@ -19,7 +19,7 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 
 from perfkit.errors import PerfkitError
 from perfkit.schema import GOODPUT_BUCKETS, TABLES, TableSchema
-from perfkit.store.catalog import Catalog, Which
+from perfkit.store.catalog import Catalog, Which, pieces_of
 from perfkit.store.commits import Commit
 from perfkit.store.files import Files
 from perfkit.store.layout import RunKey, hive_values
@@ -40,6 +40,8 @@ from .view import DAY_NS
 
 LISTING_S = 2.0
 """How long a listing of a folder is believed: a page asks for many tables at once."""
+LISTING_PATIENCE = 5
+"""How many times that age a listing may have while a new one is made: who can do without waits for no walk."""
 ATTEMPTS = 3
 CACHED_TABLES = 128
 CACHED_BYTES = 256 << 20
@@ -53,7 +55,8 @@ COLUMNS = {
     ),
     "gpu_rollup": (
         "cluster", "node", "device", "start_ns", "state", "allocated_ns", "mfu_ratio", "temp_max_celsius",
-        "throttle_thermal_ns", "throttle_power_ns", "ecc_uncorrected", "xid_count",
+        "throttle_thermal_ns", "throttle_power_ns", "ecc_uncorrected", "xid_count", "clock_mean_mhz",
+        "power_mean_watts", "busy_ratio",
     ),
 }  # fmt: skip
 """What is held of wide tables: reading a year costs as much as its columns."""
@@ -101,6 +104,8 @@ class Engine:
         for one in self._held.values():
             self._create(one)
         self._listings: dict[str, tuple[float, dict[str, Version]]] = {}
+        self._walking: dict[str, threading.Lock] = {}
+        self._loaded: dict[tuple[str, str, str], tuple[dict[str, Version], list[Problem]]] = {}
         self._digests: dict[str, tuple[dict[str, Version], str]] = {}
         self._cache: OrderedDict[tuple[Any, ...], tuple[pa.Table, list[Problem]]] = OrderedDict()
         self._commits: OrderedDict[tuple[Any, ...], tuple[list[Commit], list[Problem]]] = OrderedDict()
@@ -109,20 +114,58 @@ class Engine:
     # ---------------------------------------------------------------- files
 
     def listing(self, folder: str) -> dict[str, Version]:
-        """Return the files below a folder and their versions; a listing is believed for LISTING_S."""
-        now = time.monotonic()
+        """Return the files below a folder and their versions; the same object as long as none has changed.
+
+        A listing is believed for LISTING_S. After that one thread makes a new one, aside while the old one is younger
+        than LISTING_PATIENCE times that; all others go on with the old one.
+        """
         known = self._listings.get(folder)
-        if known and now - known[0] < LISTING_S:
+        age = time.monotonic() - known[0] if known else 0.0
+        if known and age < LISTING_S:
             return known[1]
+        lock = self._walking.setdefault(folder, threading.Lock())
+        if known and age < LISTING_PATIENCE * LISTING_S:
+            if lock.acquire(blocking=False):
+                threading.Thread(target=self._walk_aside, args=(folder, lock), daemon=True).start()
+            return known[1]
+        with lock:
+            newer = self._listings.get(folder)
+            if newer is None or newer is known:
+                self._walk(folder)
+            return self._listings[folder][1]
+
+    def _walk_aside(self, folder: str, lock: threading.Lock) -> None:
+        try:
+            with suppress(*_UNREADABLE):  # who needs it next looks again, and is told
+                self._walk(folder)
+        finally:
+            lock.release()
+
+    def _walk(self, folder: str) -> None:
+        began = time.monotonic()
         found = {
             self._files.relative(info): (int(info.mtime_ns or 0), int(info.size or 0))
             for info in self._files.walk(folder)
         }
+        known = self._listings.get(folder)
+        self._listings[folder] = (began, known[1] if known and known[1] == found else found)
         if len(self._listings) > 4096:
-            self._listings.clear()
-            self._digests.clear()
-        self._listings[folder] = (now, found)
-        return found
+            for memory in (self._listings, self._digests, self._walking):
+                for name in list(memory)[:2048]:
+                    memory.pop(name, None)  # type: ignore[attr-defined]
+
+    @property
+    def files(self) -> Files:
+        """The objects of the store; only notes are ever written."""
+        return self._files
+
+    def read(self, path: str) -> bytes | None:
+        """Return a small object as it is."""
+        return self._files.read_bytes(path)
+
+    def forget(self, folder: str) -> None:
+        """Look at a folder again when it is next asked for, whatever its listing's age."""
+        self._listings.pop(folder, None)
 
     def version(self, folders: Iterable[str]) -> str:
         """Return text that changes when any file below the folders changes."""
@@ -142,31 +185,54 @@ class Engine:
     def load(self, table: str, window: tuple[int, int] | None = None) -> list[Problem]:
         """Have the window's days of a table in DuckDB as they are now; return what cannot be read of them."""
         held = self._held[table]
-        table = held.schema.name
-        there: dict[str, tuple[tuple[str, Version], ...]] = {}
-        for path, version in self.listing(table).items():
-            if path.endswith(".parquet"):
-                folder = path.rpartition("/")[0]
-                there[folder] = (*there.get(folder, ()), (path, version))
-        wanted = {folder: files for folder, files in there.items() if _in_window(folder, window)}
-        if (
-            all(held.folders.get(folder) == files for folder, files in wanted.items())
-            and held.folders.keys() <= there.keys()
-        ):
-            return [p for folder in sorted(wanted) for p in held.problems.get(folder, ())]
+        listing = self.listing(held.schema.name)
+        days = (table, _day(window[0]) if window else "", _day(window[1]) if window else "")
+        done = self._loaded.get(days)
+        if done is not None and done[0] is listing:
+            return done[1]
         with held.lock:
+            listing = self.listing(held.schema.name)  # never older than what the one before loaded
+            there: dict[str, tuple[tuple[str, Version], ...]] = {}
+            for path, version in listing.items():
+                if path.endswith(".parquet"):
+                    folder = path.rpartition("/")[0]
+                    there[folder] = (*there.get(folder, ()), (path, version))
+            wanted = {folder: files for folder, files in there.items() if _in_days(folder, *days[1:])}
             changed = {folder: files for folder, files in wanted.items() if held.folders.get(folder) != files}
             forget = [f for f in held.folders if f not in there or f in changed]
-            self._replace(held, forget, changed)
-            return [p for folder in sorted(wanted) for p in held.problems.get(folder, ())]
+            if changed or forget:
+                self._replace(held, forget, changed)
+            problems = [p for folder in sorted(wanted) for p in held.problems.get(folder, ())]
+            if len(self._loaded) > 1024:
+                self._loaded.clear()
+            self._loaded[days] = (listing, problems)
+        return problems
 
-    def ask(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
-        """Run a query over the loaded tables, in a cursor of its own; sums beyond 64 bits come as floats."""
-        found = self._database.cursor().sql(sql, params=list(parameters)).to_arrow_table()
+    def ask(self, sql: str, parameters: Sequence[Any] = (), *, schema: str | None = None) -> pa.Table:
+        """Run a query over the loaded tables, in a cursor of its own; sums beyond 64 bits come as floats.
+
+        With `schema` the names of tables are those of its views (see `view`).
+        """
+        cursor = self._database.cursor()
+        if schema is not None:
+            cursor.execute(f"SET schema = '{schema}'")
+        found = cursor.sql(sql, params=list(parameters)).to_arrow_table()
         for i, name in enumerate(found.column_names):
             if pa.types.is_decimal(found.column(i).type):
                 found = found.set_column(i, name, found.column(i).cast(pa.float64()))
         return found
+
+    def view(self, schema: str, condition: Callable[[Sequence[str]], str]) -> None:
+        """Make a schema that has every table, with the rows for which its condition holds."""
+        cursor = self._database.cursor()
+        cursor.begin()
+        cursor.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+        for held in self._held.values():
+            where = condition((*held.columns, *_partitions(held.schema)))
+            cursor.execute(
+                f'CREATE OR REPLACE VIEW "{schema}"."{held.name}" AS SELECT * FROM main."{held.name}" WHERE {where}'
+            )
+        cursor.commit()
 
     def _replace(
         self,
@@ -239,8 +305,12 @@ class Engine:
         columns: Sequence[str] | None = None,
         ranks: Sequence[int] | None = None,
         filter: pc.Expression | None = None,
+        keep: bool = True,
     ) -> tuple[pa.Table, list[Problem]]:
-        """Return the rows of a run or derived table, the newest analysis of the latter; cached by file version."""
+        """Return the rows of a run or derived table, the newest analysis of the latter; cached by file version.
+
+        `keep=False` is for rows that the caller keeps in another form.
+        """
         schema = TABLES[table]
         folder = f"{table}/{key.folder}"
         folders = [folder] if schema.kind == "derived" else [folder, f"manifests/{key.folder}"]
@@ -259,13 +329,18 @@ class Engine:
         else:
             commits, problems = self.commits(key)
             pieces = [
-                Piece(file.path, key._asdict(), file.rows, commit.fingerprint)
+                piece
                 for commit in commits
-                for file in commit.files
-                if file.table == table and (ranks is None or commit.rank in ranks)
+                if ranks is None or commit.rank in ranks
+                for piece in pieces_of(commit, table)
             ]
         rows, unread = self._read(schema, pieces, ("cluster", "run", "attempt"), columns=columns, filter=filter)
-        return self._keep(name, (rows, [*problems, *unread]))
+        found = rows, [*problems, *unread]
+        return self._keep(name, found) if keep else found
+
+    def nothing(self, table: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return what a run or derived table of a run is that has none."""
+        return self._read(TABLES[table], [], ("cluster", "run", "attempt"), columns=columns)[0]
 
     def _keep(self, name: tuple[Any, ...], found: tuple[pa.Table, list[Problem]]) -> tuple[pa.Table, list[Problem]]:
         with self._lock:
@@ -324,12 +399,10 @@ def _hive(path: str, names: tuple[str, ...]) -> dict[str, str | int]:
     }
 
 
-def _in_window(folder: str, window: tuple[int, int] | None) -> bool:
-    """Whether the day of a folder touches the window; a folder without a day always does."""
+def _in_days(folder: str, first: str, last: str) -> bool:
+    """Whether the day of a folder is one of first to last; a folder without a day, and every one if last is empty."""
     date = hive_values(f"{folder}/x").get("date")
-    if window is None or not date:
-        return True
-    return _day(window[0]) <= date <= _day(window[1])
+    return not date or not last or first <= date <= last
 
 
 def _day(time_ns: int) -> str:

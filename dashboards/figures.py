@@ -80,7 +80,7 @@ def gpu_hours(rows: Rows, theme: Theme, go: str | None = None) -> Chart:
                 "hovertemplate": f"<b>{label}</b> %{{x:.1f}} %<br>%{{customdata[1]}}<extra></extra>",
             }
         )  # fmt: skip
-    height = 34 + 36 * max(1, len(clusters))
+    height = 48 + 36 * max(1, len(clusters))
     figure = {
         "data": data,
         "layout": layout(
@@ -116,8 +116,22 @@ def group_legend(rows: Rows, theme: Theme) -> list[tuple[str, str]]:
 # ------------------------------------------------------------------ cluster
 
 
-def over_time(rows: Rows, theme: Theme, bin_ns: int) -> Chart:
-    """MFU above, where GPU-time went below; rows are of data_cluster.over_time."""
+def note_marks(notes: Rows, theme: Theme, axis: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return a trace of stars along the top of an axis, and the lines below them; notes are of data_notes."""
+    if not notes:
+        return [], []
+    times = [fmt.utc(note["time_ns"]) for note in notes]
+    said = [escape(fmt.clean(f"{n['text']} ({n['by']})" if n["by"] else n["text"], 160)) for n in notes]
+    mark = {"type": "scatter", "mode": "markers", "name": "note", "x": times, "y": [1] * len(times), "yaxis": axis,
+            "marker": {"symbol": "star", "size": 10, "color": theme.accent}, "cliponaxis": False, "customdata": said,
+            "hovertemplate": "%{customdata}<extra></extra>"}  # fmt: skip
+    lines = [{"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1,
+              "line": {"color": theme.accent, "width": 1, "dash": "dot"}} for at in times]  # fmt: skip
+    return [mark], lines
+
+
+def over_time(rows: Rows, theme: Theme, bin_ns: int, notes: Rows = ()) -> Chart:
+    """MFU above, where GPU-time went below, notes across; rows are of data_cluster.over_time."""
     times = [fmt.utc(row["start_ns"]) for row in rows]
     data: list[dict[str, Any]] = []
     for key, label, dash, colour in (
@@ -146,10 +160,13 @@ def over_time(rows: Rows, theme: Theme, bin_ns: int) -> Chart:
              "offset": 0, "marker": {"color": theme.groups[group], "line": {"width": 0}},
              "hovertemplate": f"{label} %{{y:,.0f}} GPU-h<extra></extra>"}
         )  # fmt: skip
+    inside = [n for n in notes if rows and rows[0]["start_ns"] <= n["time_ns"] <= rows[-1]["start_ns"] + bin_ns]
+    marks, lines = note_marks(inside, theme, "y3")
     figure = {
-        "data": data,
+        "data": [*data, *marks],
         "layout": layout(
-            theme, barmode="stack", bargap=0, hovermode="x unified", height=330,
+            theme, barmode="stack", bargap=0, hovermode="x unified", height=330, shapes=lines,
+            yaxis3={"overlaying": "y2", "domain": [0.68, 1], "range": [0, 1.05], "visible": False, "fixedrange": True},
             xaxis={"type": "date", "showgrid": False, "fixedrange": True, "anchor": "y"},
             yaxis={"domain": [0, 0.58], "rangemode": "tozero", "fixedrange": True, "nticks": 5, "title": "GPU-hours"},
             yaxis2={"domain": [0.68, 1], "rangemode": "tozero", "fixedrange": True, "nticks": 4, "ticksuffix": " %",
@@ -161,7 +178,8 @@ def over_time(rows: Rows, theme: Theme, bin_ns: int) -> Chart:
     good = [row["goodput"] for row in rows if row["goodput"] is not None]
     more = f", goodput between {fmt.percent(min(good))} and {fmt.percent(max(good))}" if good else ""
     span = f" from {times[0]} to {times[-1]} UTC" if times else ""
-    return Chart(figure, f"MFU and use of GPU-hours{span}: {words}{more}.", 330)
+    noted = "; ".join(f"{fmt.utc(n['time_ns'])} {fmt.clean(n['text'], 80)}" for n in inside)
+    return Chart(figure, f"MFU and use of GPU-hours{span}: {words}{more}.{f' Notes: {noted}.' if noted else ''}", 330)
 
 
 STATES = ("up", "drained", "unhealthy", "down", "unknown")

@@ -19,6 +19,7 @@ SYMBOLS = {
     "restart": ("triangle-up", "failures"), "fault": ("x", "failures"), "xid": ("diamond", "failures"),
     "hang": ("square", "failures"), "checkpoint": ("circle-open", "checkpoints"), "restore": ("circle", "checkpoints"),
     "eval": ("line-ns-open", "stalls"), "slow": ("triangle-down-open", "stalls"),
+    "note": ("star", "productive"),
 }  # fmt: skip
 """Shape and colour of an event: shapes differ, so that colour is not needed."""
 

@@ -40,6 +40,25 @@ DEFINITIONS: dict[str, str] = {
     "temperature": "Highest temperature of the GPU in the interval.",
     "health": "Worst state of the node in the interval.",
     "loss": "Training loss as the script logged it.",
+    "group_role": "What the group is for: data (dp, fsdp), tensor (tp), pipeline (pp) or expert (ep) parallelism; its "
+    "name where that cannot be told.",
+    "busbw": "Bus bandwidth as nccl-tests defines it: bytes / time × what the operation sends per byte, from the last "
+    "arrival to the last end, in GB/s (10⁹). In-switch reduction can exceed the wire.",
+    "link_share": "Bus bandwidth / peak of the link that the group spans, a ratio of sums.",
+    "wait": "Time in the collective until the last member arrived (its root, for a broadcast), on aligned clocks.",
+    "transfer": "The rest of the collective: moving data.",
+    "skew": "From the first to the last arrival of an instance. Below twice the clock error nobody can be blamed.",
+    "waste": "Time beyond the roofline: time − max(FLOPs / peak, bytes / bandwidth). Unknown if shapes or peaks are.",
+    "roofline": "FLOPs and bytes from the shapes of the op, against the peaks that the analysis used.",
+    "bound": "Which of the two roofs is nearer: compute or memory.",
+    "family": "Kind of kernel by its name and op. Waste is known where FLOPs, bytes and peaks are.",
+    "rank_spread": "Summed time of the kernel on each rank. The same work should take the same time everywhere.",
+    "health_events": "XIDs, ECC errors, throttling and link errors, as drivers, exporters and capture report them.",
+    "slowdown": "Median over runs of the node's own work per step / that of the run's other nodes: 1 is normal.",
+    "steps_slowed": "Steps above median + 3·1.4826·MAD on ranks of the node while the event lasted; the excess over "
+    "the median, each step once.",
+    "timeline": "Events of one step on the clock of the job: each rank's clock is moved by what synchronising "
+    "collectives tell about it, and is right to the error beside its name.",
     "hfu": "Hardware FLOPs utilisation: what was executed, recompute included.",
 }  # fmt: skip
 

@@ -53,6 +53,8 @@ class Section:
     """Height in px that is kept free while it is drawn."""
     width: int = 12
     """Columns of twelve."""
+    kept: bool = True
+    """Whether the server keeps it as drawn for who asks next; not where every look is another one, and large."""
 
     def key(self, view: View, theme: Theme, version: str) -> str:
         """Return text that changes when the section has to be drawn again."""
@@ -73,3 +75,5 @@ class Page:
     sections: tuple[Section, ...] = field(default=())
     wire: Callable[[Any, Source, str], None] | None = None
     """Adds callbacks of its own to an app (app, source, prefix)."""
+    command: Callable[[View, Source], str | None] | None = None
+    """The `perfkit … --format json` call that gives the page's numbers, if `commands.command_of` does not know it."""

@@ -13,28 +13,62 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from perfkit.errors import PerfkitError, UsageError
 
 
+@dataclass(frozen=True)
+class Options:
+    """Who may see what, and how much; as the command line says it."""
+
+    auth_file: str | None = None
+    trust_header: str | None = None
+    trust_proxies: tuple[str, ...] = ()
+    heavy_per_minute: float | None = None
+    read_only: bool = False
+
+    def access(self) -> Any:
+        """Return who may see what; None is everybody everything."""
+        if self.auth_file is None:
+            if self.trust_header or self.trust_proxies:
+                raise UsageError("--trust-header needs --auth-file", next_step='with "others" in it, it names no users')
+            return None
+        from .access import Access
+
+        return Access(self.auth_file, header=self.trust_header, proxies=self.trust_proxies)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments of `create_app`."""
+        return {
+            "access": self.access(),
+            "heavy_per_minute": self.heavy_per_minute,
+            "read_only": self.read_only,
+        }
+
+
 def serve(
     store: str, *, host: str = "127.0.0.1", port: int = 8050, prefix: str = "/", workers: int = 1, threads: int = 4,
-    say: Callable[[str], None] = lambda line: None,
+    options: Options | None = None, say: Callable[[str], None] = lambda line: None,
 ) -> None:  # fmt: skip
     """Bind, say the address, and serve."""
+    options = options or Options()
+    options.access()  # what is wrong with it is said before anything is bound
     listener = bind(host, port)
     shown = "127.0.0.1" if host in ("0.0.0.0", "") else host  # a wildcard is no address to open
     path = "/" + prefix.strip("/") + "/" if prefix.strip("/") else "/"
     say(f"perfkit dashboard of {store}: http://{shown}:{listener.getsockname()[1]}{path}  (Ctrl-C ends it)")
     if host not in ("127.0.0.1", "localhost", "::1"):
-        say("perfkit dashboard: reachable from other machines and without a password; put a proxy in front of it")
+        open_door = "and without a password; see --auth-file, or put a proxy in front of it"
+        plain = "over plain HTTP; put a proxy with TLS in front of it, passwords are readable on the way"
+        say(f"perfkit dashboard: reachable from other machines {open_door if options.auth_file is None else plain}")
     if importlib.util.find_spec("gunicorn"):
-        _gunicorn(store, listener, prefix, workers, threads)
+        _gunicorn(store, listener, prefix, workers, threads, options)
     elif workers > 1:
         raise UsageError("--workers needs gunicorn", next_step="install it with `pip install gunicorn`")
     else:
-        _werkzeug(store, listener, host, prefix)
+        _werkzeug(store, listener, host, prefix, options)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -52,7 +86,7 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _gunicorn(store: str, listener: socket.socket, prefix: str, workers: int, threads: int) -> None:
+def _gunicorn(store: str, listener: socket.socket, prefix: str, workers: int, threads: int, options: Options) -> None:
     from gunicorn.app.base import BaseApplication
 
     class Server(BaseApplication):  # type: ignore[misc]
@@ -73,7 +107,7 @@ def _gunicorn(store: str, listener: socket.socket, prefix: str, workers: int, th
 
             source = Source(store)
             threading.Thread(target=warm, args=(source,), daemon=True).start()
-            return create_app(source, prefix=prefix).server
+            return create_app(source, prefix=prefix, **options.settings()).server
 
     listener.set_inheritable(True)
     listener.listen(256)
@@ -102,11 +136,11 @@ def warm(source: Any) -> None:
             source.load(table, source.window(View(range="1y")))
 
 
-def _werkzeug(store: str, listener: socket.socket, host: str, prefix: str) -> None:
+def _werkzeug(store: str, listener: socket.socket, host: str, prefix: str, options: Options) -> None:
     from werkzeug.serving import make_server
 
     from .app import create_app
 
     listener.listen(256)
-    app = create_app(store, prefix=prefix)
+    app = create_app(store, prefix=prefix, **options.settings())
     make_server(host, listener.getsockname()[1], app.server, threaded=True, fd=listener.fileno()).serve_forever()

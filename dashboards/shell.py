@@ -15,8 +15,10 @@ from . import cards
 from . import format as fmt
 from .data import Source
 from .section import Context
-from .view import RANGES, View
+from .view import OF_A_RUN, RANGES, View
 
+PAGE_LABELS = {"ranks": "Ranks", "timeline": "Timeline", "collectives": "Collectives", "kernels": "Kernels",
+               "compare": "Compare", "node-health": "Health"}  # fmt: skip
 RANGE_LABELS = {"24h": "24 hours", "7d": "7 days", "30d": "30 days", "90d": "90 days", "1y": "1 year", "all": "All"}
 
 
@@ -60,6 +62,8 @@ def frame(source: Source, prefix: str, refresh_s: int) -> Any:
             ),
             html.Nav(id="crumbs", className="pk-crumbs", **{"aria-label": "Where you are"}),
             html.Div(id="status", className="pk-status", role="status"),
+            html.Button("Notes", className="pk-button", type="button", **{"data-do": "notes", "aria-haspopup": "true"}),
+            html.Div(id="command"),
             html.Button("Copy link", className="pk-button", type="button", **{"data-do": "link"}),
             html.Button(
                 "Theme",
@@ -87,12 +91,12 @@ def crumbs(found: Context) -> list[Any]:
     """Return the trail from the fleet to here."""
     view = found.view
     trail: list[tuple[str, str]] = [("Fleet", found.href("fleet"))]
-    if view.page in ("cluster", "run", "ranks") and view.cluster is not None:
+    if view.page not in ("fleet", "missing") and view.cluster is not None:
         trail.append((cards.name_of(view.cluster, 60), found.href("cluster")))
-    if view.page in ("run", "ranks") and view.run is not None:
+    if view.page in OF_A_RUN and view.run is not None:
         trail.append((cards.name_of(view.run, 60), found.href("run")))
-    if view.page == "ranks":
-        trail.append(("Ranks", found.href("ranks")))
+    if view.page in PAGE_LABELS:
+        trail.append((PAGE_LABELS[view.page], found.href(view.page)))
     parts: list[Any] = []
     for i, (label, href) in enumerate(trail):
         if i:
@@ -111,11 +115,21 @@ def status(found: Context) -> list[Any]:
     if as_of.time_ns is None:
         return [*parts, cards.badge("no data", "warn")]
     age = as_of.age_s or 0.0
-    stamp = html.Span(["as of ", html.Time(fmt.utc(as_of.time_ns) + " UTC")], className="pk-long")
+    newest = fmt.utc(as_of.time_ns)
+    stamp = html.Span(["as of ", html.Time(f"{newest} UTC", dateTime=newest.replace(" ", "T"))], className="pk-long")
     if as_of.stale:
         tip = f"The newest data is of {fmt.utc(as_of.time_ns)} UTC. Time ranges end there."
         return [*parts, stamp, cards.badge(f"stale: {fmt.ago(age)}", "warn", tip)]
     return [*parts, stamp, cards.badge("live" if found.view.live else "paused", "good" if found.view.live else "")]
+
+
+def command(text: str | None) -> Any:
+    """Return the button that copies the command which gives the page's numbers."""
+    if text is None:
+        return []
+    label = f"Copy as command: {fmt.clean(text, 400)}"
+    extra = {"data-do": "command", "data-command": text, "data-tip": text, "aria-label": label}
+    return html.Button("Copy as command", className="pk-button", type="button", **extra)
 
 
 def warnings(found: Context) -> Any:
@@ -151,6 +165,17 @@ def bar(title: str, sub: Any, controls: Sequence[Any]) -> html.Div:
         [html.Div([html.H1(title), html.Div(sub, className="pk-sub")], className="pk-title"), *controls],
         className="pk-bar",
     )
+
+
+def run_pages(found: Context) -> list[Any]:
+    """Return links between the pages of a run."""
+    parts: list[Any] = []
+    for page, label in {"run": "Run", **PAGE_LABELS}.items():
+        if parts:
+            parts.append(" · ")
+        here = page == found.view.page
+        parts.append(html.Strong(label) if here else dcc.Link(label, href=found.href(page)))
+    return parts
 
 
 def range_control(view: View) -> Any:

@@ -17,18 +17,21 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import parse_qs, quote, urlencode
 
-PAGES = ("fleet", "cluster", "run", "ranks")
+PAGES = ("fleet", "cluster", "run", "ranks", "timeline", "collectives", "kernels", "compare", "node-health")
 RANGES = {"24h": 1.0, "7d": 7.0, "30d": 30.0, "90d": 90.0, "1y": 365.0, "all": None}
 """Days before the newest data; None is everything."""
 DEFAULT_RANGE = "30d"
 GPU_QUANTITIES = ("mfu", "throttle", "temperature", "health")
 RANK_QUANTITIES = ("own_work", "step_time", "data_wait", "compute", "exposed_comm", "idle")
 ORDERS = ("mesh", "rank", "slowest")
+LANES = ("device", "all")
+OF_A_RUN = ("run", "ranks", "timeline", "collectives", "kernels", "compare", "node-health")
+"""Pages that may show one run."""
 DAY_NS = 86_400 * 10**9
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _CHOICES: dict[str, tuple[str, ...]] = {"range": tuple(RANGES), "gpu": GPU_QUANTITIES, "quantity": RANK_QUANTITIES,
-                                        "order": ORDERS}  # fmt: skip
-_NUMBERS = ("attempt", "rank", "first", "last")
+                                        "order": ORDERS, "lanes": LANES}  # fmt: skip
+_NUMBERS = ("attempt", "rank", "first", "last", "step", "lo", "hi", "instance", "device")
 _KEPT_BY_LINKS = ("range", "since", "until", "live")
 
 
@@ -60,6 +63,33 @@ class View:
     first: int | None = None
     """Ranks, run: first step shown."""
     last: int | None = None
+    step: int | None = None
+    """Timeline: the step; None is the middle one."""
+    ranks: str = ""
+    """Timeline: which ranks, as `0-3,7`; empty is the first ones."""
+    lo: int | None = None
+    """Timeline: first moment shown, in ns after the start of the step."""
+    hi: int | None = None
+    lanes: str = "device"
+    """Timeline: devices, or host threads too."""
+    group: str = ""
+    """Collectives: role of the group; empty is all."""
+    op: str = ""
+    """Collectives: the operation. Kernels: the op that launched them."""
+    instance: int | None = None
+    """Collectives: one instance."""
+    family: str = ""
+    """Kernels: one family."""
+    kernel: str = ""
+    """Kernels: one kernel, by its name."""
+    base: str = ""
+    """Compare: the run to compare with."""
+    base_cluster: str = ""
+    """Compare: the cluster of that run; empty is the same."""
+    node: str = ""
+    """Health: one node."""
+    device: int | None = None
+    """Health: one GPU of the node."""
     live: bool = True
     """Look for new data while the tab is visible."""
 
@@ -103,7 +133,7 @@ class View:
         kept = {name: getattr(self, name) for name in _KEPT_BY_LINKS}
         if page != "fleet":
             kept["cluster"] = self.cluster
-        if page in ("run", "ranks"):
+        if page in OF_A_RUN and self.run is not None:
             kept |= {"run": self.run, "attempt": self.attempt}
         return View(page=page, **{**kept, **state})
 

@@ -26,6 +26,15 @@
     history.pushState({}, "", to.pathname + to.search);
     dispatchEvent(new CustomEvent("_dashprivate_pushstate"));
   };
+  /* A control speaks when somebody used it, and also some time after the URL was shown in it: inputs repeat what they were
+     given when their delay is over. By then the URL may be another page's. So a control counts only if it was used since
+     the URL last changed; whatever else it says would put a filter of the last page into the history of this one. */
+  let used = false;
+  const inControls = (target) =>
+    !!target.closest?.(".pk-bar, [id^='{\"control\"']") || !document.getElementById("react-entry-point")?.contains(target);
+  for (const kind of ["pointerdown", "click", "keydown", "input", "change"])
+    addEventListener(kind, (event) => { if (inControls(event.target)) used = true; }, true);
+  for (const kind of ["popstate", "_dashprivate_pushstate"]) addEventListener(kind, () => { used = false; });
   const view = () => ({ path: location.pathname, search: location.search, theme: pk.chosen });
   function withValue(search, name, value) {
     const query = new URLSearchParams(search);
@@ -67,8 +76,8 @@
       /* a control changed: write its value into the URL */
       control: (values, checked, ids, checkedIds) => {
         const trigger = window.dash_clientside.callback_context.triggered_id;
-        if (!trigger) return none();
-        let i = ids.findIndex((id) => id.control === trigger.control);
+        if (!trigger || !used) return none();
+        const i = ids.findIndex((id) => id.control === trigger.control);
         const value = i >= 0 ? values[i] : checked[checkedIds.findIndex((id) => id.control === trigger.control)];
         if (same(value, valueOf(trigger.control, value))) return none();
         const search = withValue(location.search, trigger.control, value);
@@ -101,14 +110,17 @@
         const ids = window.dash_clientside.callback_context.inputs_list?.[0] || [];
         const i = ids.findIndex((input) => trigger && input.id.graph === trigger.graph);
         const move = moves[i];
-        if (!move || !figures[i]?.layout?.meta?.zoom) return none();
+        const zoom = figures[i]?.layout?.meta?.zoom;
+        if (!move || !zoom) return none();
+        /* true: steps; else the names of the two values in the link and how many of their unit a unit of x is */
+        const [first, last, scale] = zoom === true ? ["first", "last", 1] : [zoom.first, zoom.last, zoom.scale];
         const low = move["xaxis.range[0]"], high = move["xaxis.range[1]"];
         let search = location.search;
         if (low !== undefined && high !== undefined) {
-          search = withValue(search, "first", Math.max(0, Math.ceil(low)));
-          search = withValue(search, "last", Math.max(0, Math.floor(high)));
+          search = withValue(search, first, Math.max(0, Math.ceil(low * scale)));
+          search = withValue(search, last, Math.max(0, Math.floor(high * scale)));
         } else if (move["xaxis.autorange"]) {
-          search = withValue(withValue(search, "first", null), "last", null);
+          search = withValue(withValue(search, first, null), last, null);
         }
         if (search !== location.search) pk.go(location.pathname + search);
         return none();
@@ -146,6 +158,8 @@
       window.dash_clientside.set_props("view", { data: view() });
     }
     if (what === "link") copy(location.href, button);
+    if (what === "command") copy(button.getAttribute("data-command"), button);
+    if (what === "notes") notes();
     if (what === "png") png(button);
   });
   function say(button, text) {
@@ -165,6 +179,94 @@
     const graph = button.closest(".pk-card")?.querySelector(".js-plotly-plot");
     if (graph && window.Plotly)
       window.Plotly.downloadImage(graph, { format: "png", scale: 2, width: graph.offsetWidth, height: graph.offsetHeight, filename: button.getAttribute("data-name") });
+  }
+
+  /* ---------------------------------------------------------------- what the server answers other than yes */
+  const ask = window.fetch.bind(window);
+  const rest = (seconds) => new Promise((done) => setTimeout(done, 1000 * seconds));
+  window.fetch = async (input, init) => {
+    let answer = await ask(input, init);
+    if (!String(input?.url ?? input).includes("_dash-update-component")) return answer;
+    for (let tries = 0; answer.status === 429 && tries < 6; tries++) {
+      await rest(Math.min(60, Number(answer.headers.get("Retry-After")) || 1) + Math.random());
+      answer = await ask(input, init);
+    }
+    /* gone, or no longer for us: the page itself says so. Not in a circle, should two workers disagree for a moment. */
+    if (answer.status === 404 || answer.status === 401) {
+      let last = 0;
+      try { last = Number(sessionStorage.getItem("perfkit-reload")); sessionStorage.setItem("perfkit-reload", Date.now()); } catch { /* private mode */ }
+      if (Date.now() - last > 15000) location.reload();
+    }
+    return answer;
+  };
+
+  /* ---------------------------------------------------------------- notes and saved views */
+  const make = (kind, properties, ...children) => {
+    const node = Object.assign(document.createElement(kind), properties);
+    node.append(...children);
+    return node;
+  };
+  async function notes() {
+    document.getElementById("pk-notes")?.remove();
+    const query = new URLSearchParams(location.search);
+    const cluster = query.get("cluster"), run = query.get("run");
+    const about = new URLSearchParams([["cluster", cluster], ["run", run]].filter(([, value]) => value !== null));
+    const problem = make("p", { className: "pk-sub" });
+    problem.setAttribute("role", "alert");
+    const dialog = make("dialog", { id: "pk-notes", className: "pk-dialog" });
+    dialog.setAttribute("aria-label", "Notes and saved views");
+    const send = async (method, path, body) => {
+      const answer = await ask(config.prefix + path, { method, body: body && JSON.stringify(body), headers: { "Content-Type": "application/json" } });
+      if (!answer.ok) { problem.textContent = await answer.text(); return null; }
+      return answer.json();
+    };
+    const found = (await send("GET", "notes?" + about)) || { notes: [], views: [], writable: false };
+    const again = async (done) => { if (done) { window.dash_clientside.set_props("tick", { data: Date.now() }); notes(); } };
+    const line = (row, ...children) => {
+      const item = make("li", {}, ...children);
+      if (row.by) item.append(make("span", { className: "pk-sub", textContent: "  " + row.by }));
+      if (row.mine && found.writable) {
+        const remove = make("button", { type: "button", className: "pk-action", textContent: "Delete" });
+        remove.setAttribute("aria-label", "Delete " + row.text);
+        remove.addEventListener("click", async () => again(await send("DELETE", "notes/" + row.id)));
+        item.append(remove);
+      }
+      return item;
+    };
+    const list = (rows, none) => (rows.length ? make("ul", { className: "pk-list" }, ...rows) : make("p", { className: "pk-sub", textContent: none }));
+    const form = (label, fields, button, body) => {
+      const place = make("form", { className: "pk-form" }, ...fields, make("button", { className: "pk-button", textContent: button }));
+      place.setAttribute("aria-label", label);
+      place.addEventListener("submit", async (event) => { event.preventDefault(); again(await send("POST", "notes", { ...body(), link: location.pathname + location.search })); });
+      return place;
+    };
+    const input = (label, type, extra) => {
+      const field = make("input", { type, required: true, className: "pk-input", ...extra });
+      return [make("label", {}, label, field), field];
+    };
+    const close = make("button", { type: "button", className: "pk-button", textContent: "Close" });
+    close.addEventListener("click", () => dialog.close());
+    dialog.addEventListener("close", () => dialog.remove());
+    const parts = [make("header", {}, make("h2", { textContent: "Notes and saved views" }), close)];
+    if (cluster !== null) {
+      const title = run !== null ? "Notes on this run and its cluster" : "Notes on this cluster";
+      const rows = found.notes.map((row) => line(row, make("strong", { textContent: row.time + " " }), row.text));
+      parts.push(make("h3", { textContent: title }), list(rows, "None yet. A note stands on the time charts, for everybody who sees the page."));
+      if (found.writable) {
+        const [timeLabel, time] = input("Time (UTC)", "datetime-local", { value: document.querySelector("#status time")?.dateTime || "" });
+        const [textLabel, text] = input("Note", "text", { maxLength: 500, placeholder: "driver upgraded here" });
+        parts.push(form("Add a note", [timeLabel, textLabel], "Add", () => ({ kind: "annotation", time: time.value, text: text.value })));
+      }
+    }
+    const views = found.views.map((row) => line(row, make("a", { href: row.link, textContent: row.text })));
+    parts.push(make("h3", { textContent: "Saved views" }), list(views, "None yet. A view is this page with its range, filters and choices."));
+    if (found.writable) {
+      const [nameLabel, name] = input("Name", "text", { maxLength: 200, placeholder: "Monday review" });
+      parts.push(form("Save this view", [nameLabel], "Save this view", () => ({ kind: "view", text: name.value })));
+    }
+    dialog.append(...parts, problem);
+    document.body.append(dialog);
+    dialog.showModal();
   }
 
   /* ---------------------------------------------------------------- definitions on hover and focus */

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 from dash import dcc, html
 
-from .. import cards, data_cluster, data_fleet, figures, shell
+from .. import cards, data_cluster, data_fleet, data_notes, figures, shell
 from .. import format as fmt
 from ..data import Source
 from ..metrics import QUANTITIES
@@ -21,9 +21,12 @@ def head(found: Context) -> Any:
     view = found.view
     title = f"Cluster {cards.name_of(view.cluster)}"
     controls = [shell.range_control(view), *shell.day_controls(view), shell.live_control(view)]
-    return shell.bar(
-        title, dcc.Link("Runs of this cluster", href=found.href("fleet", clusters=(view.cluster or "",))), controls
-    )
+    links = [
+        dcc.Link("Runs of this cluster", href=found.href("fleet", clusters=(view.cluster or "",))),
+        " · ",
+        dcc.Link("Health", href=found.href("node-health")),
+    ]
+    return shell.bar(title, links, controls)
 
 
 def overview(found: Context) -> Any:
@@ -100,6 +103,7 @@ def gpu_map(found: Context) -> Any:
 def over_time(found: Context) -> Any:
     """MFU and where the hours went, over time."""
     rows, width = data_cluster.over_time(found.source, found.view)
+    notes = data_notes.notes_on(found.source, found.view)
     if not rows:
         return cards.card("Over time", cards.empty("Nothing in this range", "Choose a longer time range."))
     there = [
@@ -107,7 +111,7 @@ def over_time(found: Context) -> Any:
         for b in {k[:-3] for row in rows for k, v in row.items() if k.endswith("_ns") and v}
     ]
     body = [cards.legend([("MFU (dotted: effective)", found.theme.accent), *figures.group_legend(there, found.theme)]),
-            cards.chart(figures.over_time(rows, found.theme, width), "cluster.time")]  # fmt: skip
+            cards.chart(figures.over_time(rows, found.theme, width, notes), "cluster.time")]  # fmt: skip
     return cards.card(
         "MFU and GPU-hours over time", body, key="goodput", csv=found.csv("cluster.time"), png="over-time"
     )

@@ -47,9 +47,7 @@ def head(found: Context) -> Any:
         *shell.step_controls(view),
         shell.live_control(view),
     ]
-    return shell.bar(
-        f"Ranks of {cards.name_of(view.run)}", dcc.Link("Back to the run", href=found.href("run")), controls
-    )
+    return shell.bar(f"Ranks of {cards.name_of(view.run)}", shell.run_pages(found), controls)
 
 
 def heat(found: Context) -> Any:

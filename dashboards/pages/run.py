@@ -43,6 +43,12 @@ def head(found: Context) -> Any:
     controls.append(shell.live_control(view))
     links = [
         dcc.Link("Ranks of this run", href=found.href("ranks")),
+        *(
+            part
+            for page, label in shell.PAGE_LABELS.items()
+            if page != "ranks"
+            for part in (" · ", dcc.Link(label, href=found.href(page)))
+        ),
         " · cluster ",
         dcc.Link(cards.name_of(view.cluster, 40), href=found.href("cluster")),
     ]

@@ -16,6 +16,8 @@ from ..section import Context
 from ..view import View
 
 PAGE_ROWS = 100
+ROW_PX, HEADER_PX, SCROLLBAR_PX = 32, 34, 18
+SHOWN_ROWS = 12
 
 
 COLUMNS = (
@@ -47,14 +49,22 @@ def runs(found: Context) -> Any:
         for name, label, extra in COLUMNS
     ]
     grid = dag.AgGrid(
-        id="runs", columnDefs=columns, rowModelType="infinite", className="", style={"height": "420px"},
-        dashGridOptions={"cacheBlockSize": PAGE_ROWS, "maxBlocksInCache": 5, "rowHeight": 32, "headerHeight": 34,
-                         "suppressCellFocus": False, "ensureDomOrder": True, "animateRows": False},
+        id="runs", columnDefs=columns, rowModelType="infinite", className="",
+        style={"height": f"{height_px(total)}px"},
+        dashGridOptions={
+            "cacheBlockSize": PAGE_ROWS, "maxBlocksInCache": 5, "rowHeight": ROW_PX, "headerHeight": HEADER_PX,
+            "suppressCellFocus": False, "ensureDomOrder": True, "animateRows": False,
+        },
         defaultColDef={"resizable": True},
     )  # fmt: skip
     return cards.card(
         "Runs", grid, sub=f"{total:,} in this range; most GPU-hours lost first", csv=found.csv("fleet.runs")
     )
+
+
+def height_px(total: int) -> int:
+    """Return the height of a grid: no taller than its rows, and then it scrolls."""
+    return HEADER_PX + SCROLLBAR_PX + ROW_PX * min(max(total, 1), SHOWN_ROWS)
 
 
 def grid_row(row: dict[str, Any], found: Context) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.dashboards.made_stores import make_fleet, make_run
+from tests.dashboards.traced_store import make_traced
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +23,9 @@ def source(fleet: Path):
     from perfkit_dashboards.data import Source
 
     return Source(str(fleet))
+
+
+@pytest.fixture(scope="session")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the events and the analysis of simulated runs `tp` and `pp` in cluster `lab`. Read only."""
+    return make_traced(tmp_path_factory.mktemp("traced"))

@@ -153,6 +153,8 @@ def make_run(
     ms = 1_000_000
     own, own_slow, comm = 80 * ms, 92 * ms, 10 * ms
     step_ns = own_slow + comm
+    mesh = mesh or {"dp": ranks // 2, "tp": 2}
+    replicas = mesh.get("dp", 1)  # FLOPs and tokens of a step are those of one replica
     for rank in range(ranks):
         mine = own_slow if rank == slow else own
         at = START + 3 * DAY + np.arange(steps) * step_ns
@@ -160,7 +162,7 @@ def make_run(
             "rank": pa.array(np.full(steps, rank, np.int32)), "step": pa.array(np.arange(steps)),
             "start_ns": pa.array(at), "end_ns": pa.array(at + step_ns),
             "data_wait_ns": pa.array(np.full(steps, 2 * ms)), "tokens": pa.array(np.full(steps, 4096)),
-            "model_flops": pa.array(np.full(steps, 0.4 * PEAK * ranks * step_ns * 1e-9)),
+            "model_flops": pa.array(np.full(steps, 0.4 * PEAK * ranks * step_ns * 1e-9 / replicas)),
             "loss": pa.array(3.0 - np.arange(steps) / steps), "profiled": pa.array(np.arange(steps) == 9),
         }  # fmt: skip
         spans = {
@@ -185,22 +187,42 @@ def make_run(
                      "step": 20, "blocking": True},
                     {"rank": 0, "kind": "restart", "start_ns": int(at[30]), "step": 30, "cause": "xid"},
                 ]))  # fmt: skip
+            writer.write("events", pa.table(events_of(rank, at[steps // 2 - 1 : steps // 2 + 2], mine, comm, kernel)))
             info = PartInfo(source="simulator", rank=rank, rank_source="environment", world_size=ranks,
                             host=f"{host}{rank // 8}", start_ns=int(at[0]), end_ns=int(at[-1] + step_ns),
                             num_events=steps, synthetic=True, versions={"torch": "2.13.0"})  # fmt: skip
             writer.commit(info, source_path=f"rank{rank}")
     store.finalise(cluster, run, 0, {
-        "model": "llama3-8b", "mesh": mesh or {"dp": ranks // 2, "tp": 2}, "device": "NVIDIA H100 80GB HBM3",
+        "model": "llama3-8b", "mesh": mesh, "device": "NVIDIA H100 80GB HBM3",
         "git_commit": "0123456789abcdef", "user": "ada", "world_size": ranks,
     })  # fmt: skip
     write_analysis(store, cluster, run, ranks=ranks, steps=steps, slow=slow, kernel=kernel)
+    write_days(store, "health_events", [
+        {"cluster": cluster, "node": f"{host}{slow // 8}", "device": slow % 8, "time_ns": START + 3 * DAY + 5 * step_ns,
+         "end_ns": START + 3 * DAY + 9 * step_ns, "kind": "throttle", "code": 64, "severity": "warning",
+         "detail": "HW thermal slowdown", "synthetic": True}
+    ], time="time_ns", part="run")  # fmt: skip
+
+
+def events_of(rank: int, starts: Any, own_ns: int, comm_ns: int, kernel: str) -> dict[str, Any]:
+    """What a profiler saw of some steps: an op on the host, its kernel, a collective after it."""
+    n = len(starts)
+    return {
+        "rank": np.full(3 * n, rank, np.int32), "segment": np.zeros(3 * n, np.int32), "event_id": np.arange(3 * n),
+        "phase": pa.array(["X"] * 3 * n), "category": pa.array(["cpu_op", "kernel", "kernel"] * n),
+        "class": pa.array(["op", "compute", "communication"] * n), "name": pa.array(["aten::mm", kernel, "nccl"] * n),
+        "start_ns": np.stack([starts, starts + 1000, starts + own_ns], axis=1).ravel(),
+        "dur_ns": np.tile([5000, own_ns - 1000, comm_ns], n), "stream": pa.array([None, 7, 20] * n, pa.int64()),
+        "device": pa.array([None, rank % 8, rank % 8] * n, pa.int32()),
+        "tid": pa.array([1, None, None] * n, pa.int64()),
+    }  # fmt: skip
 
 
 def write_analysis(store: Store, cluster: str, run: str, *, ranks: int, steps: int, slow: int, kernel: str) -> None:
     """What `perfkit analyze --store` leaves: the derived tables of one analysis."""
     ms = 1_000_000
     window, comm = 102 * ms, 10 * ms
-    attribution, collectives, kernels, idle = [], [], [], []
+    attribution, collectives, kernels, idle, gaps, alignment = [], [], [], [], [], []
     for rank in range(ranks):
         compute = 84 * ms if rank == slow else 72 * ms
         wait = 0 if rank == slow else 12 * ms
@@ -214,12 +236,21 @@ def write_analysis(store: Store, cluster: str, run: str, *, ranks: int, steps: i
                                 "bytes": 1 << 20, "start_ns": at, "dur_ns": comm + wait, "wait_ns": wait,
                                 "transfer_ns": comm, "exposed_wait_ns": wait, "exposed_transfer_ns": comm,
                                 "busbw_gbps": 180.0, "caused_by": None if rank == slow else slow,
-                                "matched": True})  # fmt: skip
+                                "matched": True, "size": ranks, "skew_ns": 12 * ms, "last_rank": slow,
+                                "uncertainty_ns": 2000, "class": "mixed", "link": "nvlink", "peak_gbps": 450.0,
+                                "segment": 0, "event_id": 2})  # fmt: skip
         kernels.append({"rank": rank, "name": kernel, "family": "gemm", "op": "aten::mm", "count": steps,
                         "total_ns": compute * steps, "owned_ns": compute * steps, "waste_ns": 10 * ms * steps,
-                        "bound": "compute"})  # fmt: skip
+                        "bound": "compute", "phase": "forward", "dtype": "bf16",
+                        "flops": 0.5 * PEAK * compute * steps * 1e-9, "bytes": 1e9 * steps,
+                        "peak_flops": PEAK, "peak_gbps": 3350.0})  # fmt: skip
         idle.append({"rank": rank, "device": rank % 8, "cause": "host_late", "culprit": "data_loader",
                      "where": "train.py:10", "idle_ns": 8 * ms * steps, "gaps": steps})  # fmt: skip
+        gaps += [{"rank": rank, "device": rank % 8, "step": step, "start_ns": START + 3 * DAY + step * window,
+                  "dur_ns": 8 * ms, "idle_ns": 8 * ms, "stretches": 1, "cause": "host_late", "culprit": "data_loader",
+                  "where": "train.py:10"} for step in range(steps)]  # fmt: skip
+        alignment.append({"rank": rank, "clock": "node0", "from_ns": START + 3 * DAY, "offset_ns": 0, "drift_ppm": 0.0,
+                          "uncertainty_ns": 2000})  # fmt: skip
     terms = (("mfu", None, 40.0), ("matmul_below_peak", None, 31.0), ("unsplit_comm", None, 20.0),
              ("idle_host", None, 6.0), ("idle_data", None, 3.0), ("exposed_wait", "unsplit_comm", 11.0))  # fmt: skip
     total = ranks * steps * window
@@ -234,5 +265,6 @@ def write_analysis(store: Store, cluster: str, run: str, *, ranks: int, steps: i
          "evidence": json.dumps([{"where": "train.py:10", "ns": 8 * ms * steps}]), "next": "more loader workers"},
     ]  # fmt: skip
     for name, rows in (("attribution", attribution), ("collectives", collectives), ("kernels", kernels),
-                       ("idle", idle), ("waterfall", waterfall), ("findings", findings)):  # fmt: skip
+                       ("idle", idle), ("gaps", gaps), ("alignment", alignment), ("waterfall", waterfall),
+                       ("findings", findings)):  # fmt: skip
         store.write_derived(name, table_from_rows(TABLES[name], rows), cluster, run, 0, analysis_id="default")

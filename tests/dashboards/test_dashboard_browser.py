@@ -6,6 +6,7 @@ Pictures of every page, size and theme go to $PERFKIT_SCREENSHOTS, else to a tem
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -169,6 +170,21 @@ def test_from_the_fleet_to_a_rank_and_back(opened, site) -> None:
     page.go_back()
     page.wait_for_selector("text=Rank 5: kernels")
     settled(page)
+    fine(page, site)
+
+
+def test_a_control_of_the_page_that_was_left_writes_nothing_into_the_link(opened, site) -> None:
+    page = opened(site + "ranks?cluster=alpha&run=steady")
+    page.evaluate("window.perfkit.go('ranks?cluster=alpha&run=steady&rank=5')")
+    page.wait_for_function("""document.querySelector('[id=\\'{"control":"rank"}\\']').value === '5'""")
+    # inputs repeat what they were given when their delay is over; here just before somebody follows a link
+    page.evaluate("() => { window.dash_clientside.set_props({control: 'rank'}, {value: 5}); window.perfkit.go('./'); }")
+    page.wait_for_selector(".pk-tile")
+    settled(page)
+    assert page.url == site
+    page.go_back()
+    page.wait_for_url("**/ranks?**rank=5**")
+    page.wait_for_selector("text=Rank 5: kernels")
     fine(page, site)
 
 
@@ -403,3 +419,54 @@ def test_an_empty_store_and_a_wrong_address_say_what_to_do(opened, tmp_path) -> 
         page.click("text=To the fleet")
         page.wait_for_selector("text=This store is empty")
         fine(page, site)
+
+
+def test_the_command_is_copied_and_a_note_and_a_view_are_kept(opened, tmp_path) -> None:
+    make_fleet(tmp_path / "store", days=1)
+    for site in serve(tmp_path / "store"):
+        page = opened(site + "cluster?cluster=beta&range=all")
+        page.wait_for_selector("[data-do=command]")
+        assert "perfkit goodput" in page.get_attribute("[data-do=command]", "data-command")
+        page.click("[data-do=command]")
+        page.wait_for_selector("[data-do=command]:has-text('Copied')")
+        page.focus("[data-do=notes]")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#pk-notes[open] >> text=Notes on this cluster")
+        page.get_by_label("Time (UTC)").fill("2025-11-08T06:00")
+        page.get_by_label("Note", exact=True).fill("driver upgraded here")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#pk-notes[open] >> text=2025-11-08 06:00")
+        page.get_by_label("Name").fill("Monday review")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#pk-notes[open] a:text-is('Monday review')")
+        page.get_by_role("button", name="Close").click()
+        colleague = opened(site + "cluster?cluster=beta&range=all")
+        colleague.wait_for_selector("[aria-label*='driver upgraded here']")
+        colleague.click("[data-do=notes]")
+        colleague.click("#pk-notes[open] a:text-is('Monday review')")
+        colleague.wait_for_url("**/cluster?cluster=beta&range=all")
+        settled(colleague)
+        fine(page, site)
+        fine(colleague, site)
+
+
+def test_with_a_password_the_pages_work_and_a_foreign_run_is_not_found(browser, tmp_path) -> None:
+    from perfkit_dashboards.access import hash_password
+
+    store = tmp_path / "store"
+    make_fleet(store, days=1)
+    users = tmp_path / "users.json"
+    users.write_text(json.dumps({"users": {"grace": {"password": hash_password("open"), "see": ["alpha"]}}}))
+    for site in serve(store, "--auth-file", str(users)):
+        context = browser.new_context(http_credentials={"username": "grace", "password": "open"})
+        context.set_default_timeout(PATIENCE_MS)
+        page = context.new_page()
+        assert page.goto(site + "?range=all").status == 200
+        settled(page)
+        tiles = page.locator(".pk-tile h2")
+        assert [tiles.nth(i).inner_text() for i in range(tiles.count())] == ["alpha"]
+        assert page.goto(site + "run?cluster=beta&run=shaky").status == 404
+        assert "is not here" in page.inner_text("main")
+        page.click("text=To the fleet")
+        page.wait_for_selector(".pk-tile")
+        context.close()

@@ -167,6 +167,20 @@ def test_curves_follow_the_lead_rank(source: Source) -> None:
     assert list(zoomed.x) == list(range(10, 20))
 
 
+@pytest.mark.parametrize(
+    ("mesh", "degrees", "replicas"),
+    [
+        ({"replicate": 2, "shard": 4, "tensor": 8}, {"dp": 2, "fsdp": 4, "tp": 8}, 8),
+        ({"dp_replicate": 2, "ddp": 3, "pp": 4}, {"dp": 6, "pp": 4}, 6),
+        ({"dp": True, "tp": "8", "cp": 0}, {}, None),
+    ],
+)
+def test_a_mesh_is_read_in_the_words_of_every_framework(mesh: dict, degrees: dict, replicas: int | None) -> None:
+    assert data_run.mesh_of({"mesh": mesh}) == degrees
+    found = data_run.replicas_of({"mesh": mesh, "world_size": 64})
+    assert np.isnan(found) if replicas is None else found == replicas
+
+
 def test_curves_of_a_run_without_steps_are_by_hour(source: Source) -> None:
     series = data_run.series(source, View(page="run", cluster="beta", run="shaky"))
     assert (series.over, len(series.x)) == ("time", 96)
@@ -249,6 +263,18 @@ def test_a_mesh_that_does_not_fit_the_job_gives_no_coordinates() -> None:
     assert data_ranks.coordinates(ranks, {}, 8) == {}
     at = data_ranks.coordinates(ranks, {"dp": 2, "tp": 2, "pp": 2}, 8)
     assert [at[name][5] for name in ("pp", "dp", "tp")] == [1, 0, 1]
+
+
+def test_experts_cut_the_data_ranks_or_are_a_dimension_of_their_own() -> None:
+    ranks = np.arange(8)
+    inside = data_ranks.coordinates(ranks, {"dp": 4, "tp": 2, "ep": 2}, 8)
+    assert (inside["ep"] == inside["dp"] % 2).all()
+    own = data_ranks.coordinates(ranks, {"dp": 2, "tp": 2, "ep": 2}, 8)
+    assert [own[name][5] for name in ("dp", "ep", "tp")] == [1, 0, 1]
+    named = data_ranks.coordinates(ranks, {"dp": 4, "branch": 2}, 8)
+    assert sorted(zip(named["branch"].tolist(), named["dp"].tolist(), strict=True)) == sorted(
+        (b, d) for b in range(2) for d in range(4)
+    )
 
 
 def test_thousands_of_ranks_fold_into_rows_that_keep_the_worst(monkeypatch, source: Source) -> None:
