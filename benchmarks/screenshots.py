@@ -1,4 +1,4 @@
-"""Make docs/images/report.png and docs/images/terminal.png, and measure how a browser takes a report of 512 ranks.
+"""Make the pictures of docs/images, and measure how a browser takes a report of 512 ranks.
 
     pip install playwright      (and Debian's chromium, or PERFKIT_CHROMIUM=/path/to/one)
     python benchmarks/screenshots.py
@@ -61,6 +61,7 @@ def main() -> None:
         shoot_report(browser, page, IMAGES / "report.png")
         prompt = f"$ perfkit analyze traces/ --model model.json --tokens-per-step {TOKENS}\r\n"
         shoot_terminal(browser, prompt + run_in_terminal(command), IMAGES / "terminal.png")
+        shoot_dashboard(browser, Path(folder), traces)
         measure_large(browser, Path(folder, "large.html"))
         browser.close()
 
@@ -70,6 +71,36 @@ def shoot_report(browser: Browser, path: Path, picture: Path) -> None:
     page.goto(path.as_uri())
     page.screenshot(path=picture)
     page.close()
+
+
+def shoot_dashboard(browser: Browser, folder: Path, traces: Path) -> None:
+    """Take the pages of a simulated fleet and of the simulated job, at 1440 x 900."""
+    perfkit = [sys.executable, "-m", "perfkit"]
+    fleet, runs = folder / "fleet", folder / "runs"
+    fleet_of = ["--clusters", "3", "--days", "90", "--runs", "200", "--seed", "1"]
+    subprocess.run([*perfkit, "simulate", "fleet", *fleet_of, "-o", str(fleet)], check=True)
+    subprocess.run([*perfkit, "ingest", str(traces), "--store", str(runs), "--run", "job"], check=True)
+    with open(os.devnull, "w") as quiet:  # noqa: PTH123
+        subprocess.run([*perfkit, "analyze", "job", "--store", str(runs)], check=True, stdout=quiet)
+    for store, name, place in (
+        (fleet, "dashboard", ""),
+        (runs, "dashboard-timeline", "timeline?cluster=default&run=job"),
+        (runs, "dashboard-collectives", "collectives?cluster=default&run=job"),
+    ):
+        command = [*perfkit, "dashboard", "--store", str(store), "--port", "0"]
+        server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            assert server.stderr is not None
+            line = next(line for line in server.stderr if "http://" in line)
+            page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light")
+            page.goto(line.split("http://")[1].split()[0].join(("http://", place)))
+            page.wait_for_load_state("networkidle")
+            page.wait_for_timeout(3000)
+            page.screenshot(path=IMAGES / f"{name}.png")
+            page.close()
+        finally:
+            server.terminate()
+            server.wait()
 
 
 def run_in_terminal(command: list[str]) -> str:

@@ -1,0 +1,54 @@
+"""What README and docs/ tell a reader to type works, and what is generated is current."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.docs.pages import blocks_of, pages
+
+NAMES = {str(page.relative_to(ROOT)): page for page in pages()}
+
+
+def test_every_fence_names_its_language():
+    """A bare fence would be neither run nor called output."""
+    for name, page in NAMES.items():
+        fences = [line for line in page.read_text("utf-8").splitlines() if line.startswith("```")]
+        assert all(fence != "```" for fence in fences[::2]), f"{name}: a block has no language"
+
+
+def test_a_block_that_is_not_run_says_why():
+    skipped = {(name, block.line): block.reason for name, page in NAMES.items() for block in blocks_of(page)}
+    reasons = [reason for reason in skipped.values() if reason is not None]
+    assert all(len(reason) > 8 for reason in reasons)
+    assert len(reasons) < len(skipped) / 3, "most of what is written must be run"
+
+
+def test_the_command_reference_is_current():
+    from perfkit.cli.reference import PAGE, render_reference
+
+    assert PAGE.read_text("utf-8") == render_reference(), "run `make docs`"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [name for name, page in NAMES.items() if blocks_of(page)])
+def test_every_block_runs(name, tmp_path):
+    (tmp_path / "sample_traces").symlink_to(ROOT / "sample_traces")
+    own = {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path / ".config"), "COLUMNS": "100"}
+    command = [sys.executable, "-m", "tests.docs.pages", str(NAMES[name])]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | own, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert (tmp_path / "site/index.html").exists()

@@ -1,0 +1,63 @@
+"""What `python -m build` makes is complete, and installs with each extra."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+DATA = {".py", ".csv", ".toml", ".c", ".css", ".js", ".typed"}
+IMPORTS = {
+    "dashboard": "import perfkit_dashboards.app",
+    "s3": "import s3fs, perfkit; from perfkit.store.filesystems import is_remote; assert is_remote('s3://bucket/runs')",
+    "ray": "import ray, perfkit.engine",
+    "train": "import torch, perfkit.reference.train, pynvml, nvtx",
+}
+
+
+def packaged() -> set[str]:
+    """Return every file that the wheel must hold, by its name inside it."""
+    files = subprocess.run(["git", "ls-files", "perfkit", "dashboards"], cwd=ROOT, capture_output=True, text=True)
+    named = (Path(name) for name in files.stdout.split())
+    return {str(path).replace("dashboards/", "perfkit_dashboards/", 1) for path in named if path.suffix in DATA}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)]  # the wheel is built from the sdist
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (path,) = folder.glob("*.whl")
+    assert len(list(folder.glob("*.tar.gz"))) == 1
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_wheel_built_from_the_sdist_holds_every_module_and_data_file(wheel):
+    held = set(zipfile.ZipFile(wheel).namelist())
+    expected = packaged()
+    assert len(expected) > 200
+    assert expected - held == set()
+    assert not [name for name in held if name.startswith(("tests/", "benchmarks/", "notebooks/"))]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("extra", IMPORTS)
+def test_the_wheel_installs_and_works_with_an_extra(extra, wheel, tmp_path):
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = str(tmp_path / "venv/bin/python")
+    install = [python, "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
+    subprocess.run([*install, f"perfkit[{extra}] @ {wheel.as_uri()}"], check=True)
+    subprocess.run([python, "-c", IMPORTS[extra]], cwd=tmp_path, check=True)
+    command = [str(tmp_path / "venv/bin/perfkit"), "analyze", str(ROOT / "sample_traces/simulated_h100")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "rank 2" in done.stdout
