@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 TEST_TIMEOUT ?= 900
 
-.PHONY: demo test test-slow lint format docs bench clean
+.PHONY: demo test test-slow lint format docs site bench clean
 
 # the core only: what `pip install perfkit` gives
 $(VENV)/core: pyproject.toml setup.py constraints.txt perfkit/sources/_scan.c
@@ -48,8 +48,14 @@ format: $(VENV)/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# the pages that are made from the code
 docs: $(VENV)/core
 	$(BIN)/python -m perfkit.schema
+	$(BIN)/python -m perfkit.cli.reference
+
+# the documentation as a site, in out/site
+site: $(VENV)/dev docs
+	$(BIN)/mkdocs build --strict
 
 bench: $(VENV)/dev
 	$(BIN)/python benchmarks/ingest.py

@@ -384,7 +384,7 @@ def redact_trace(
             next_step="give a torch.profiler JSON trace",
         )
     target = Path(target)
-    if target.exists() and target.samefile(trace.file):
+    if target.exists() and isinstance(trace.file, Path) and target.samefile(trace.file):
         raise UsageError(f"{target}: the copy would replace the trace", next_step="give another name with -o")
     redactor = Redactor(hashlib.blake2b(salt.encode()).digest() if salt else None)
     report = RedactionReport(trace.path, str(target))

@@ -23,10 +23,12 @@ model and the tokens that the whole job trains in a step; a run that perfkit cap
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfkit.engine import add_engine_arguments, open_engine
 from perfkit.errors import PerfkitError, UsageError
 
 if TYPE_CHECKING:
@@ -56,6 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fail-on", action="append", default=[], metavar="EXPR", help="exit 1 if it holds, for example 'mfu<0.38'"
     )
 
+    add_engine_arguments(parser)
+    add_store_arguments(parser)
+    add_job_arguments(parser)
+
+
+def add_store_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare where answers are kept and runs are looked up."""
     place = parser.add_argument_group(
         "store", "where the answer is kept, and where a PATH that is no file is looked up"
     )
@@ -64,6 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     place.add_argument("--run", help="name of the run (default: as `perfkit ingest` names it)")
     place.add_argument("--attempt", type=int, metavar="K", help="restart count of the run (default: the last, or 0)")
 
+
+def add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the traces may not tell about the job."""
     job = parser.add_argument_group("job, for MFU", "what the traces do not tell, or instead of what they tell")
     job.add_argument("--model", metavar="M", help="a preset (see `perfkit mfu --list`) or a JSON file of spec keys")
     job.add_argument("--tokens-per-step", metavar="N", help="tokens of one step of the whole job; 4M is 4 million")
@@ -89,12 +101,15 @@ def run(args: argparse.Namespace) -> int:
     if args.table and not (args.output and args.output.suffix in (".csv", ".parquet")):
         raise UsageError("--table needs a file to write to", next_step="add `-o FILE.csv` or `-o FILE.parquet`")
 
-    _leave_pandas_out()
+    leave_out_what_takes_long()
     from perfkit.analysis.analyze import analyze
 
     question = parse_question(args)
     question |= {name: getattr(args, name) for name in ("store", "cluster", "run", "attempt")}
-    found = analyze(args.paths, window=args.window, first_step=first, last_step=last, ranks=ranks, **question)
+    with open_engine(args.engine, address=args.address) as engine:
+        found = analyze(
+            args.paths, window=args.window, first_step=first, last_step=last, ranks=ranks, engine=engine, **question
+        )
     if args.table:
         if args.table not in found.tables:
             raise UsageError(f"no table {args.table!r} here; there are {', '.join(found.tables)}")
@@ -105,31 +120,32 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-class _NoPandas:
-    """Tells whoever asks that there is no pandas."""
+class _Refuse:
+    """Tells whoever asks that these modules do not exist."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
-        """Refuse pandas and leave every other module to the next finder."""
-        if name == "pandas":
-            raise ImportError("perfkit analyze has no use for pandas")
+        """Refuse some modules and leave every other to the next finder."""
+        if name in ("pandas", "dateutil", "pyarrow.dataset"):
+            raise ImportError(f"perfkit analyze has no use for {name}")
 
 
-def _leave_pandas_out() -> None:
-    """Keep pyarrow from importing pandas, which takes longer than reading a small trace.
+def leave_out_what_takes_long() -> None:
+    """Keep pyarrow from importing pandas and datasets, which takes longer than reading a small trace.
 
-    pyarrow does so with the first array that it makes, to recognise data frames; there are none here. It looks
-    for pandas again when `.to_pandas()` is called.
+    It imports pandas with the first array that it makes, to recognise data frames, and its datasets with the first
+    grouping, to group those too; there are neither here. Both can still be imported by whoever uses them.
     """
     if "pandas" in sys.modules:
         return
     import pyarrow as pa
 
-    sys.meta_path.insert(0, _NoPandas)
+    sys.meta_path.insert(0, _Refuse)
     try:
         pa.array([0])
+        importlib.import_module("pyarrow.acero")
     finally:
-        sys.meta_path.remove(_NoPandas)
+        sys.meta_path.remove(_Refuse)
 
 
 def _render(report: Report, args: argparse.Namespace) -> None:
@@ -143,7 +159,7 @@ def _render(report: Report, args: argparse.Namespace) -> None:
     else:
         text = report.to_json() if args.format == "json" else report.to_text(details=args.details)
     if args.output:
-        _write(args.output, text.encode())
+        write_output(args.output, text.encode())
     else:
         sys.stdout.write(text)
 
@@ -201,34 +217,13 @@ def parse_ranks(text: str | None) -> set[int] | None:
 
 def write_table(table: pa.Table, path: Path) -> None:
     """Write CSV or parquet by the suffix of `path`."""
-    import io
+    from perfkit.export import tables
 
-    buffer = io.BytesIO()
-    if path.suffix == ".csv":
-        from pyarrow import csv
-
-        csv.write_csv(_without_formulas(table), buffer)
-    else:
-        from pyarrow import parquet
-
-        parquet.write_table(table, buffer, write_page_checksum=True)
-    _write(path, buffer.getvalue())
+    tables.write_table(table, path)
 
 
-def _without_formulas(table: pa.Table) -> pa.Table:
-    """Quote text that a spreadsheet would run: names in a trace are anyone's."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    for i, column in enumerate(table.schema):
-        is_text = pa.types.is_dictionary(column.type) or pa.types.is_string(column.type)
-        if is_text:
-            text = table[column.name].cast(pa.utf8())
-            table = table.set_column(i, column.name, pc.replace_substring_regex(text, r"^([=+\-@\t\r])", r"'\1"))
-    return table
-
-
-def _write(path: Path, data: bytes) -> None:
+def write_output(path: Path, data: bytes) -> None:
+    """Write a file, or say why that is not possible."""
     try:
         path.write_bytes(data)
     except OSError as error:

@@ -19,6 +19,7 @@ import argparse
 import importlib.util
 import socket
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,9 +63,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(result: DemoResult) -> None:
     from perfkit.reference.demo import attempts_of
+    from perfkit.report.format import clean
     from perfkit.report.text import show
 
     print(flush=True)
+    if result.incidents:
+        print("what went wrong")
+        for line in result.incidents:
+            print(textwrap.fill(clean(line), width=100, initial_indent="  - ", subsequent_indent="    "))
+        print(flush=True)
     show(result.report, details=False)
     rows = {
         "report": result.html, "traces": result.traces, "store": result.store,

@@ -1,45 +1,149 @@
-"""Write a trace in another form; today: a redacted copy that can be shared.
+"""Hand a run or a trace to other tools: Perfetto, Prometheus, CSV, Parquet, or a redacted copy to share.
 
-  perfkit export TRACE --redact               writes redacted-rank3.json.gz beside it
-  perfkit export TRACE --redact -o copy.json
+RUN is a run in a store (with --store: RUN, CLUSTER/RUN or CLUSTER/RUN/ATTEMPT), or trace files, folders and archives.
 
---redact replaces names of hosts, users, paths, models and your own functions by tokens. Names of public
-libraries, kernels, times, shapes and all numbers stay, so that perfkit, HTA and Perfetto read the copy like
-the original. A string that is not known to be harmless is replaced. The copy is not named after the trace, whose
-name often holds a host; of it only the rank is kept.
+  perfetto     one trace of the chosen ranks and steps on one clock, with perfkit's tracks: step windows, where every
+               nanosecond went, who waited for whom. Opens in ui.perfetto.dev, chrome://tracing and TensorBoard
+  csv, parquet  every table (docs/tables.md) into a folder, or one with --table; cells cannot run as formulas
+  prometheus, openmetrics   the run's figures in the names of a live run; - is standard output
+  --redact     a copy of one trace without names of hosts, users, paths, models and your own functions. Names of public
+               libraries, kernels, times, shapes and all numbers stay, so that perfkit, HTA and Perfetto read the copy
+               like the original. A string that is not known to be harmless is replaced. The copy is not named after
+               the trace, whose name often holds a host; of it only the rank is kept
+
+examples:
+  perfkit export traces/ --format perfetto -o job.json.gz
+  perfkit export llama-8b --store runs/ --format perfetto --ranks 0,4-7 --steps 10:12 -o window.json.gz
+  perfkit export llama-8b --store runs/ --format csv --table kernels -o kernels.csv
+  perfkit export llama-8b --store runs/ --format parquet -o tables/
+  perfkit export llama-8b --store runs/ --format prometheus -o /var/lib/node_exporter/perfkit.prom
+  perfkit export rank3.json.gz --redact                    writes redacted-rank3.json.gz beside it
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from perfkit.errors import UsageError
+from perfkit.errors import PerfkitError, UsageError
+
+if TYPE_CHECKING:
+    from perfkit.export.opened import OpenRun
+
+FORMATS = ("perfetto", "csv", "parquet", "prometheus", "openmetrics")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("trace", metavar="TRACE", help="a torch.profiler trace (.json, .json.gz, .json.zst)")
-    parser.add_argument("--redact", action="store_true", help="hash what identifies you")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the copy; gzipped if the name ends in .gz")
-    parser.add_argument("--salt", help="makes tokens the same in several exports; keep it secret (default: random)")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="how to print the summary")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run of the store, or traces")
+    parser.add_argument(
+        "--format", choices=(*FORMATS, "text", "json"), help="what to write; with --redact: how to print its summary"
+    )
+    parser.add_argument("-o", "--output", metavar="F", help="file or folder to write")
+    parser.add_argument("--store", metavar="DIR", help="store in which RUN is")
+    parser.add_argument("--ranks", metavar="LIST", help="only these ranks, for example 0,4-7")
+    parser.add_argument("--steps", metavar="A:B", help="only steps A <= step < B; either may be left out")
+    parser.add_argument("--table", metavar="NAME", help="csv, parquet: only this table, into one file")
+    share = parser.add_argument_group("a copy to share")
+    share.add_argument("--redact", action="store_true", help="hash what identifies you; RUN is one trace file")
+    share.add_argument("--salt", help="makes tokens the same in several exports; keep it secret (default: random)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the copy and say what was hashed."""
-    if not args.redact:
+    """Write what is asked for."""
+    if args.redact:
+        return _redact(args)
+    if args.format not in FORMATS:
         raise UsageError(
-            "export has only --redact today; Perfetto, Prometheus and CSV come with a later version",
-            next_step=f"run `perfkit export {args.trace} --redact`",
+            "say what to write", next_step=f"add --format {'|'.join(FORMATS)}, or --redact for a copy to share"
         )
+    from perfkit.cli.analyze import parse_ranks, parse_steps
+    from perfkit.export.opened import open_run
+
+    ranks, steps = parse_ranks(args.ranks), parse_steps(args.steps) if args.steps else None
+    if args.table and args.format not in ("csv", "parquet"):
+        raise UsageError(f"--table is of no use with {args.format}", next_step="use --format csv or parquet")
+    if args.format in ("prometheus", "openmetrics"):
+        with open_run(args.runs, store=args.store) as opened:
+            return _metrics(opened, args)
+    if not args.output:
+        suffix = "F.json.gz" if args.format == "perfetto" else f"F.{args.format}" if args.table else "FOLDER"
+        raise UsageError(f"--format {args.format} needs a place to write to", next_step=f"add `-o {suffix}`")
+    if args.format == "perfetto":
+        from perfkit.export.perfetto import write_perfetto
+
+        written = write_perfetto(args.output, args.runs, store=args.store, ranks=ranks, steps=steps)
+        clock = (
+            "one clock" if written.aligned else "each on its own clock" if len(written.ranks) > 1 else "its own clock"
+        )
+        error = f" (± {written.uncertainty_ns / 1e3:,.1f} µs)" if written.uncertainty_ns is not None else ""
+        print(f"{args.output}: {written.events:,} events of {len(written.ranks)} ranks on {clock}{error}")
+        _say(written.notes)
+        return 0
+    with open_run(args.runs, store=args.store) as opened:
+        _tables(opened, args, ranks, steps)
+        _say(opened.notes)
+    return 0
+
+
+def _say(notes: list[str]) -> None:
+    for note in notes:
+        print(f"  note: {note}")
+
+
+def _metrics(opened: OpenRun, args: argparse.Namespace) -> int:
+    from perfkit.export.prometheus import metrics_text
+
+    text = metrics_text(opened, openmetrics=args.format == "openmetrics")
+    if args.output in (None, "-"):
+        sys.stdout.write(text)
+        return 0
+    path = Path(args.output)
+    temporary = path.with_name(f".{path.name}.tmp")  # a collector must not read half a file
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as error:
+        raise PerfkitError(f"cannot write {path}: {error.strerror}") from None
+    return 0
+
+
+def _tables(
+    opened: OpenRun, args: argparse.Namespace, ranks: set[int] | None, steps: tuple[int | None, int | None] | None
+) -> None:
+    from perfkit.export.tables import run_tables, write_run_table
+
+    target = Path(args.output)
+    if args.table:
+        if target.suffix != f".{args.format}":
+            raise UsageError(f"{target} does not end in .{args.format}", next_step=f"add `-o F.{args.format}`")
+        rows = write_run_table(opened, args.table, target, ranks=ranks, steps=steps)
+        print(f"{target}: {rows:,} rows")
+        return
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"{target} is a file", next_step="name a folder, or choose one table with --table")
+    target.mkdir(parents=True, exist_ok=True)
+    for name in run_tables(opened):
+        rows = write_run_table(opened, name, target / f"{name}.{args.format}", ranks=ranks, steps=steps)
+        print(f"{target / f'{name}.{args.format}'}: {rows:,} rows")
+
+
+def _redact(args: argparse.Namespace) -> int:
+    """Write the copy and say what was hashed."""
     import dataclasses
     import json
 
     from perfkit.redact import redact_trace
 
-    report = redact_trace(args.trace, args.output or default_output(args.trace), salt=args.salt)
+    if len(args.runs) > 1 or args.store or args.ranks or args.steps or args.table or args.format in FORMATS:
+        raise UsageError(
+            "--redact copies one trace file as it is", next_step="run it on one file, and on its copy what you like"
+        )
+    trace = args.runs[0]
+    report = redact_trace(trace, args.output or default_output(trace), salt=args.salt)
     if args.format == "json":
         print(json.dumps(dataclasses.asdict(report), indent=2))
         return 0

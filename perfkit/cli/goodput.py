@@ -4,6 +4,7 @@ examples:
   perfkit goodput runs/                                     a store: all of its runs, summed
   perfkit goodput llama-8b --store runs/ --price 2.5        one run, in money as well
   perfkit goodput runs/ --by user                           cluster, user, node, day, run, model or partition
+  perfkit goodput runs/ --by cluster --since 2025-11-01 --until 2025-12-01 --of-cluster prod-a
   perfkit goodput sacct.txt pods.json --by partition        what schedulers know: GPU-hours, outcomes, queue, MTTF
   perfkit goodput sacct.txt --timezone Europe/Berlin --import-to runs/
   perfkit goodput --plan --gpus 16384 --mttf-hours 3.09 --save-seconds 30 --restart-seconds 600
@@ -31,6 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--price", type=float, metavar="X", help="price of a GPU-hour; shows everything in money as well"
     )
     parser.add_argument("--format", choices=("text", "json"), default="text")
+    part = parser.add_argument_group("a part of a store")
+    part.add_argument("--since", metavar="TIME", help="hours that begin here or later, ISO 8601")
+    part.add_argument("--until", metavar="TIME", help="hours that begin before, ISO 8601")
+    part.add_argument("--of-cluster", action="append", default=[], metavar="C", help="only this cluster (repeatable)")
     dumps = parser.add_argument_group("dumps")
     dumps.add_argument("--cluster", default="imported", help="cluster of dumps that name none (default: imported)")
     dumps.add_argument(
@@ -67,21 +72,24 @@ def _ask(args: argparse.Namespace) -> dict[str, Any]:
     from perfkit.errors import UsageError
     from perfkit.goodput.importers import Assume
     from perfkit.goodput.importers.base import iso_ns
-    from perfkit.goodput.question import ask
+    from perfkit.goodput.question import Part, ask
 
     if not args.paths and args.store is None:
         raise UsageError("nothing to look at", next_step="name a store, a dump, or RUN --store DIR")
-    as_of = iso_ns(args.as_of)
-    if args.as_of and as_of is None:
-        raise UsageError(f"--as-of {args.as_of!r} is no time", next_step="write it like 2025-03-01T12:00:00Z")
+    times = {}
+    for name, text in (("as-of", args.as_of), ("since", args.since), ("until", args.until)):
+        times[name] = iso_ns(text)
+        if text and times[name] is None:
+            raise UsageError(f"--{name} {text!r} is no time", next_step="write it like 2025-03-01T12:00:00Z")
+    part = Part(times["since"], times["until"], tuple(args.of_cluster))
     assume = Assume(
         cluster=args.cluster,
         timezone=args.timezone,
-        as_of_ns=as_of,
+        as_of_ns=times["as-of"],
         fields=tuple(name.strip() for name in args.fields.split(",")) if args.fields else (),
     )
     return ask(
-        args.paths, store=args.store, by=args.by, price=args.price, assume=assume, import_to=args.import_to
+        args.paths, store=args.store, by=args.by, price=args.price, assume=assume, import_to=args.import_to, part=part
     )  # fmt: skip
 
 

@@ -9,6 +9,8 @@ examples:
   perfkit ingest traces/ --store runs/
   perfkit ingest rank*.json.gz --store runs/ --cluster prod-a --run llama-8b
   perfkit ingest dump.tar.gz --store runs/ --format json | jq .rejected
+  perfkit ingest s3://bucket/dump/ --store s3://bucket/perf --engine ray --address auto
+  srun -n 64 perfkit ingest dump/ --store runs/ --shard auto      # then: perfkit analyze runs/
 
 exit codes: 0 fine (also if some files were rejected), 2 if nothing could be ingested, 130 interrupted (Ctrl-C),
 143 terminated
@@ -18,8 +20,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import TYPE_CHECKING
+
+from perfkit.engine import add_engine_arguments, open_engine
+from perfkit.errors import UsageError
 
 if TYPE_CHECKING:
     from perfkit.sources.ingest import IngestReport
@@ -34,25 +40,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attempt", type=int, default=0, help="restart count of the run (default: 0)")
     parser.add_argument("--keep-args", action="store_true", help="keep args without a column of their own as JSON text")
     parser.add_argument("--workers", type=int, help="processes to use (default: all CPUs)")
+    add_engine_arguments(parser)
+    parser.add_argument(
+        "--shard",
+        metavar="I/N",
+        help="ingest only share I of N, counted from 0; auto: what Slurm, Kubernetes or MPI says that this process is",
+    )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="output format (default: text)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Ingest and print a summary."""
+    from perfkit.engine.shards import parse_shard
     from perfkit.sources.ingest import ingest
 
+    shard = parse_shard(args.shard, os.environ) if args.shard else None
+    if shard and args.engine != "local":
+        raise UsageError("--shard divides the work itself", next_step="leave out --engine, or --shard")
     show = _Bar() if sys.stderr.isatty() and args.format == "text" else None
     try:
-        report = ingest(
-            args.paths,
-            store=args.store,
-            cluster=args.cluster,
-            run=args.run,
-            attempt=args.attempt,
-            keep_args=args.keep_args,
-            workers=args.workers,
-            on_progress=show.update if show else None,
-        )
+        with open_engine(args.engine, address=args.address) as engine:
+            report = ingest(
+                args.paths,
+                store=args.store,
+                cluster=args.cluster,
+                run=args.run,
+                attempt=args.attempt,
+                keep_args=args.keep_args,
+                workers=args.workers,
+                engine=engine,
+                shard=shard,
+                on_progress=show.update if show else None,
+            )
     finally:
         if show:
             show.close()
@@ -62,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
         print(render(report))
     for error in report.rejected:
         print(f"perfkit: {error}", file=sys.stderr)
+    if report.shard and not report.files and not report.rejected:
+        return 0
     if not report.files and not report.rejected and report.spools:
         if args.format == "text":
             print(f"nothing left to ingest: all {len(report.spools)} ranks of the spool are in the store already")
@@ -79,6 +100,8 @@ def render(report: IngestReport) -> str:
     new = [file for file in report.files if file.status == "ingested"]
     same = len(report.files) - len(new)
     lines = []
+    if report.shard and not report.files:
+        lines.append(f"shard {report.shard}: there is nothing for it; the others have all files")
     if new:
         speed = f", {report.bytes_read / 1e6 / report.seconds:,.0f} MB/s" if report.seconds else ""
         lines.append(
@@ -107,7 +130,11 @@ def render(report: IngestReport) -> str:
         lines.append(f"rejected {_count(rejected, 'file')}; the reasons follow")
     if report.full:
         lines.append("the store is full: not everything was ingested")
-    if report.files:
+    if report.files and report.shard:
+        lines.append(
+            f"shard {report.shard} is done; after the last one: perfkit analyze {report.run} --store {report.store}"
+        )
+    elif report.files:
         lines.append(f"next: perfkit store ls {report.store}")
     return "\n".join(lines)
 

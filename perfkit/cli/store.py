@@ -1,10 +1,12 @@
-"""Look after a store: list its runs, remove what killed writers left, bring it to today's schema, roll it up.
+"""Look after a store: list its runs, remove what is left over or too old, pack it, migrate it, roll it up.
 
 examples:
   perfkit store ls runs/
   perfkit store ls s3://bucket/perf --format json
   perfkit store gc runs/                  # says what it would remove
   perfkit store gc runs/ --delete
+  perfkit store gc runs/ --keep 90d --keep-traces 14d --delete    # retention
+  perfkit store compact runs/             # many small files into few large ones; readers go on
   perfkit store migrate runs/
   perfkit store rollup runs/              # what dashboards read, from the records of captured runs
 """
@@ -12,6 +14,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -26,8 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = actions.add_parser("ls", help="list the runs", description="List the runs of a store.")
     collect = actions.add_parser(
         "gc",
-        help="remove files that no commit lists",
-        description="List files that no commit lists (a killed writer leaves them), and remove them with --delete.",
+        help="remove files that no commit lists, and what is too old",
+        description="List files that no commit lists (a killed writer and `compact` leave them), runs that are older "
+        "than --keep and events that are older than --keep-traces, and remove them with --delete.",
+    )
+    collect.add_argument(
+        "--keep", metavar="AGE", help="how long a run is kept after it was last written to: 90d, 2w, 1y"
+    )
+    collect.add_argument(
+        "--keep-traces", metavar="AGE", help="how long the events of traces are kept; analyses and step records stay"
     )
     collect.add_argument("--older-than", type=float, default=24.0, metavar="HOURS", help="default: 24")
     collect.add_argument("--delete", action="store_true", help="remove them; without it they are only listed")
@@ -40,7 +50,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description="Write run_rollup, interruptions, job_nodes and gpu_rollup from the records of captured runs.",
     )
     rollup.add_argument("--run", help="only this run (default: all)")
-    for action in (listing, collect, migrate, rollup):
+    compact = actions.add_parser(
+        "compact",
+        help="put many small files into few large ones",
+        description="Pack the segments of runs that nobody writes to any more; `gc` removes the small files later.",
+    )
+    compact.add_argument("--run", help="only this run (default: all)")
+    compact.add_argument(
+        "--quiet",
+        type=float,
+        default=1.0,
+        metavar="HOURS",
+        help="since when nobody has written to the run (default: 1)",
+    )
+    for action in (listing, collect, compact, migrate, rollup):
         action.add_argument("store", metavar="DIR", help="local folder or URI of the store")
         action.add_argument("--format", choices=("text", "json"), default="text")
 
@@ -49,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
     """Run one sub-command."""
     from perfkit.store import Store
 
-    {"ls": _list, "gc": _collect, "migrate": _migrate, "rollup": _rollup}[args.action](Store(args.store), args)
+    actions = {"ls": _list, "gc": _collect, "compact": _compact, "migrate": _migrate, "rollup": _rollup}
+    actions[args.action](Store(args.store), args)
     return 0
 
 
@@ -140,16 +164,48 @@ def _utc(time_ns: int | None) -> str:
 
 
 def _collect(store: Store, args: argparse.Namespace) -> None:
+    from perfkit.store.retention import parse_duration_ns
+
+    keep, traces = (None if age is None else parse_duration_ns(age) for age in (args.keep, args.keep_traces))
+    expired = store.expire(keep_ns=keep, keep_traces_ns=traces, dry_run=not args.delete)
     orphans = store.gc(older_than_hours=args.older_than, dry_run=not args.delete)
     if args.format == "json":
         files = [{"path": o.path, "bytes": o.bytes, "age_hours": round(o.age_hours, 2)} for o in orphans]
-        print(json.dumps({"schema_version": 1, "store": store.uri, "deleted": args.delete, "files": files}))
+        runs = [{"cluster": key.cluster, "run": key.run, "attempt": key.attempt} for key in expired.runs]
+        document = {"schema_version": 1, "store": store.uri, "deleted": args.delete, "files": files, "runs": runs}
+        document |= {"trimmed_segments": len(expired.segments), "trimmed_bytes": expired.trace_bytes}
+        print(json.dumps(document))
         return
+    done = "removed" if args.delete else "would be removed; add --delete"
+    for key, commits in expired.runs.items():
+        size = sum(file.bytes for commit in commits for file in commit.files) / 1e6
+        print(f"run {key}: {size:,.1f} MB {done}")
+    if expired.segments:
+        runs_of = len({commit.key for commit in expired.segments})
+        print(
+            f"events of {len(expired.segments)} segments of {runs_of} runs: {expired.trace_bytes / 1e6:,.1f} MB {done}"
+        )
     for orphan in orphans:
         print(f"{orphan.bytes:>14,} B  {orphan.age_hours:>8.1f} h  {orphan.path}")
     size = sum(orphan.bytes for orphan in orphans) / 1e6
-    done = "removed" if args.delete else "would be removed; add --delete"
-    print(f"{len(orphans)} files, {size:,.1f} MB {done}" if orphans else "nothing to remove")
+    if orphans:
+        print(f"{len(orphans)} files, {size:,.1f} MB {done}")
+    elif not (expired.runs or expired.segments):
+        print("nothing to remove")
+
+
+def _compact(store: Store, args: argparse.Namespace) -> None:
+    packed = store.compact(run=args.run, quiet_hours=args.quiet)
+    if args.format == "json":
+        runs = [{**key._asdict(), **dataclasses.asdict(done)} for key, done in packed.items()]
+        print(json.dumps({"schema_version": 1, "store": store.uri, "runs": runs}))
+        return
+    for key, done in packed.items():
+        print(
+            f"{key}: {done.segments:,} segments into {done.packs:,} packs, {done.files_before:,} files into "
+            f"{done.files_after:,}, {done.bytes_before / 1e6:,.1f} MB into {done.bytes_after / 1e6:,.1f} MB"
+        )
+    print(f"next: perfkit store gc {store.uri} --delete" if packed else "nothing to pack")
 
 
 def _migrate(store: Store, args: argparse.Namespace) -> None:

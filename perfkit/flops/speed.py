@@ -43,8 +43,8 @@ class Speed:
         if given != 1:
             raise UsageError(
                 "the speed is given twice" if given else "no speed is given",
-                next_step="give one of tokens per second and device, tokens per second with devices, "
-                "step time with global batch and devices, or TFLOP/s per device",
+                next_step="give one of --tokens-per-second-per-device, --tokens-per-second with --devices, "
+                "--step-time with --global-batch and --devices, or --tflops-per-device",
             )
 
     def tokens_per_device(self, seq_len: int | None) -> float | None:

@@ -8,9 +8,10 @@ average, half an interval of lost work; the first start costs u as well:
 
     T = R·(1 + w/t) + u + λ·T·(u + t/2)        =>   T = (R·(1 + w/t) + u) / (1 − λ·(u + t/2))
 
-Each start waits q in the queue, and there are 1 + λ·T of them. ETTR = R / (T + q·(1 + λ·T)). With w = 0 and to first
-order this is (1 − λ(u + t/2)) / (1 + (u + q)/R + λq), the estimate of "Revisiting Reliability in Large-Scale Machine
-Learning Research Clusters" (arXiv:2410.21680), in which λ = nodes × failures per node and time.
+Each start waits q in the queue, and there are 1 + λ·T of them. ETTR = R / (T + q·(1 + λ·T)). For a long run without
+queues this is (1 − λ(u + t/2)) / (1 + w/t): exactly the expected ETTR of Kokolis et al., "Revisiting Reliability in
+Large-Scale Machine Learning Research Clusters" (arXiv:2410.21680v2, HPCA 2025), with λ = nodes × failures per node and
+time. With queues and w = 0 it is (1 − λ(u + t/2)) / (1 + (u + q)/R + λq) to first order, the form of its version 1.
 
 Young (1974): t = √(2wM). Daly (2006) adds the next terms of the expansion; both say how long to train between saves.
 `best_interval_s` minimises the loss of the model above, restart included.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,25 @@ SCHEMA_VERSION = 1
 RUNS_SHOWN = 50
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of a store: hours that begin in [since, until), of some clusters; None is all."""
+
+    since_ns: int | None = None
+    until_ns: int | None = None
+    clusters: tuple[str, ...] = ()
+
+    def of(self, table: pa.Table, time: str = "start_ns") -> pa.Table:
+        """Return the rows that belong to it."""
+        if self.since_ns is not None:
+            table = table.filter(pc.greater_equal(table[time], self.since_ns))
+        if self.until_ns is not None:
+            table = table.filter(pc.less(table[time], self.until_ns))
+        if self.clusters:
+            table = table.filter(pc.is_in(table["cluster"].cast(pa.utf8()), pa.array(self.clusters)))
+        return table
+
+
 def ask(
     paths: Sequence[str],
     *,
@@ -41,19 +61,22 @@ def ask(
     price: float | None = None,
     assume: Assume | None = None,
     import_to: str | None = None,
+    part: Part | None = None,
 ) -> dict[str, Any]:
-    """Answer with one document; see docs/goodput.md for its keys."""
+    """Answer with one document; see docs/goodput.md for its keys. `part` cuts what a store holds."""
     if by is not None and by not in GROUPS:
         raise UsageError(f"--by {by!r} is none of {', '.join(GROUPS)}")
     if store is not None:
-        return _of_store(Store(store), list(paths), by, price, assume)
+        return _of_store(Store(store), list(paths), by, price, assume, part or Part())
     stores = [path for path in paths if is_store(path)]
     if stores:
         if len(paths) > 1:
             raise UsageError(
                 "name one store, and its runs with --store", next_step=f"perfkit goodput RUN --store {stores[0]}"
             )
-        return _of_store(Store(stores[0]), [], by, price, assume)
+        return _of_store(Store(stores[0]), [], by, price, assume, part or Part())
+    if part is not None and part != Part():
+        raise UsageError("--since, --until and --of-cluster cut what a store holds", next_step="name a store")
     missing = [path for path in paths if not Path(path).exists()]
     if missing:
         raise UsageError(f"{missing[0]}: no such file", next_step="for a run in a store add --store DIR")
@@ -69,11 +92,14 @@ def is_store(path: str) -> bool:
 
 
 def _of_store(
-    store: Store, names: list[str], by: str | None, price: float | None, assume: Assume | None
+    store: Store, names: list[str], by: str | None, price: float | None, assume: Assume | None, part: Part
 ) -> dict[str, Any]:
     as_of = assume.as_of_ns if assume else None
     notes: list[str] = []
     rollup, stops, nodes = _read_fleet(store, names, as_of, notes)
+    rollup, stops, nodes = part.of(rollup), part.of(stops, "time_ns"), part.of(nodes)
+    if not len(rollup) and part != Part():
+        raise PerfkitError(f"{store.uri} has no records of training there", next_step="choose other times or clusters")
     if not len(rollup):
         jobs = store.read("jobs")
         if len(jobs) and not names:
@@ -92,7 +118,7 @@ def _of_store(
     if by == "partition":
         raise UsageError("records of training do not know partitions", next_step="--by cluster, user or node")
     document = summarize_rollup(rollup, stops, by=by, price=price, job_nodes=nodes)
-    clusters = store.read("cluster_rollup") if not names else None
+    clusters = part.of(store.read("cluster_rollup")) if not names else None
     runs = _runs(rollup)
     return {
         "schema_version": SCHEMA_VERSION,

@@ -170,7 +170,7 @@ def test_control_characters_in_names_do_not_reach_the_terminal(
         (["--ranks", "98-99"], "no trace of ranks 98-99; there are 0"),
         (["--table", "idle"], "needs a file"),
         (["--table", "idle", "-o", "idle.xlsx"], "needs a file"),
-        (["--table", "nope", "-o", "nope.csv"], "there are attribution, steps, ranks, idle, io"),
+        (["--table", "nope", "-o", "nope.csv"], "there are attribution, steps, ranks, idle, gaps, io"),
     ],
 )
 def test_bad_usage_says_what_to_write(trace: Path, argv: list[str], message: str) -> None:

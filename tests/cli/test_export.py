@@ -39,10 +39,8 @@ def test_json_output_is_the_report(tmp_path, capsys):
     assert report["names"] == {"file": 1, "fn": 1, "host": 1}
 
 
-def test_without_redact_it_names_what_comes_later_and_the_command_to_run():
-    with pytest.raises(
-        UsageError, match=r"Perfetto, Prometheus and CSV come with a later version; run `perfkit export t"
-    ):
+def test_without_a_format_it_names_them():
+    with pytest.raises(UsageError, match=r"say what to write; add --format perfetto\|csv"):
         run("t.json")
 
 

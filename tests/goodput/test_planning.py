@@ -54,8 +54,27 @@ def test_no_other_interval_is_better_than_the_best():
     assert top >= expected_ettr(risk, young_interval_s(risk.mttf_s, risk.save_s))
 
 
-def test_without_saves_and_queue_it_is_the_published_first_order_estimate():
-    # (1 − λ(u + t/2)) / (1 + (u + q)/R + λq), arXiv:2410.21680
+def test_a_long_run_without_queues_has_exactly_the_published_expected_ettr():
+    # (1 − N·r·(u + t/2)) / (1 + w/t), arXiv:2410.21680v2
+    for rate in (2.34, 6.5):
+        for u, w, t in ((300, 10, 600), (1200, 300, 3600), (60, 0.5, 45)):
+            risk = Risk(mttf_s=mttf_of_run(1000, rate), save_s=w, restart_s=u)
+            published = (1 - 1000 * rate / 1000 / 86400 * (u + t / 2)) / (1 + w / t)
+            assert expected_ettr(risk, t) == pytest.approx(published, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "per_1000_node_days", "restart_min", "interval_min", "published"),
+    [(16_000, 6.5, 5, 60, 0.7), (16_000, 6.5, 5, 5, 0.93), (100_000, 2.34, 2, 2, 0.9)],
+)
+def test_published_cases_come_out(gpus, per_1000_node_days, restart_min, interval_min, published):
+    # saves do not block there; the last case is said to reach 0.9
+    risk = Risk(mttf_s=mttf_of_run(gpus / 8, per_1000_node_days), save_s=0, restart_s=restart_min * 60)
+    assert expected_ettr(risk, interval_min * 60) == pytest.approx(published, abs=0.04)
+
+
+def test_with_queues_it_is_the_first_order_estimate_of_the_first_version():
+    # (1 − λ(u + t/2)) / (1 + (u + q)/R + λq), arXiv:2410.21680v1
     for q, run in ((0.0, math.inf), (0.0, 20 * 24 * HOUR), (30.0, 20 * 24 * HOUR)):
         risk = Risk(mttf_s=12 * HOUR, save_s=0, restart_s=300, queue_s=q, train_s=run)
         rate, t = 1 / risk.mttf_s, 1800.0
