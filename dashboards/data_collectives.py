@@ -75,7 +75,10 @@ def _calls(source: Source, view: View) -> pa.Table | None:
 
 def chosen(source: Source, view: View) -> pa.Table | None:
     """Return the calls of the view's group and operation."""
-    rows = calls(source, view)
+    return _of_view(calls(source, view), view)
+
+
+def _of_view(rows: pa.Table | None, view: View) -> pa.Table | None:
     if rows is None:
         return None
     for name, value in (("group", view.group), ("op", view.op)):
@@ -236,13 +239,7 @@ def _instances(rows: pa.Table | None) -> pa.Table | None:
 
 def chosen_instances(source: Source, view: View) -> pa.Table | None:
     """Return the instances of the view's group and operation."""
-    rows = every_instance(source, view)
-    if rows is None:
-        return None
-    for name, value in (("group", view.group), ("op", view.op)):
-        if value:
-            rows = rows.filter(pc.fill_null(pc.equal(rows[name], value), False))
-    return rows
+    return _of_view(every_instance(source, view), view)
 
 
 @dataclass(frozen=True)
