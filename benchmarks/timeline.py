@@ -37,7 +37,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = args.store or str(Path(folder, "store"))
-        if not args.store:
+        if not Path(store).exists():
             make(Path(folder), store, args.layers)
         length, events = about(store)
         print(f"\n{events:,} events in one step of 8 ranks, {length / 1e6:,.1f} ms long")

@@ -85,7 +85,7 @@ def straggler(facts: Facts) -> Finding | None:
     often = "in the one step traced" if steps == 1 else f"most in {found['steps_first']} of {steps} steps"
     return Finding(
         "straggler",
-        f"Rank {rank} holds the others up: they waited {found['wait_caused_ns'] / 1e9:.3g} GPU-s for it, {often}",
+        f"Rank {rank} holds the others up: they waited {_gpu_time(found['wait_caused_ns'])} for it, {often}",
         points,
         (_ON_HOST if cause == "compute" and not facts.has_device else _ADVICE.get(cause))
         or "compare what its host does before a late collective with the same step on another rank",
@@ -259,3 +259,9 @@ def uneven_load(facts: Facts) -> Finding | None:
 
 
 JOB_RULES = (straggler, slow_link, skewed_all_to_all, stage_imbalance, pipeline_bubble, uneven_load)
+
+
+def _gpu_time(ns: float) -> str:
+    """Say device time in the unit that suits it."""
+    scale, unit = (1e9, "GPU-s") if ns >= 1e9 else (1e6, "GPU-ms")
+    return f"{ns / scale:.3g} {unit}"

@@ -135,12 +135,19 @@ def resolve(
             f"HFU would be {hfu:.1%}, above 1: the peak is not this device's, or shapes are not the kernels'"
         )
         hfu = None
+    unseen = any(devices) and steps["device"].null_count == len(steps)
+    if unseen:
+        messages.append(
+            "the traces name a device but hold none of its work: times are the host's; profile with "
+            "ProfilerActivity.CUDA to see where the device's time goes"
+        )
+        hfu = None
     mfu, model_ns = _mfu(steps, question, dtype, peak, count, messages)
-    start = "mfu" if mfu["value"] is not None and model_ns else "hfu" if hfu is not None else "time"
+    start = "time" if unseen else "mfu" if mfu["value"] is not None and model_ns else "hfu" if hfu else "time"
     trusted = peaks.flops if hfu is not None else {}
     return Utilisation(
         Numerator(start, trusted, model_ns),
-        peaks,
+        Peaks(peaks.device) if unseen else peaks,
         {
             "device": peaks.device, "peak_flops": peak, "dtype": dtype, "dtype_source": dtype_from,
             "source": peaks.source.get(dtype or ""), "memory_bytes_per_second": peaks.bytes_per_second,
@@ -197,6 +204,8 @@ def _find(name: str, boards: Mapping[str, Mapping[str, Any]], messages: list[str
         return Peaks(name)
     device = found.device
     known = {d: peak for d in DTYPES if (peak := device.peak_flops(d)) is not None}
+    if not known:
+        messages.append(f"no peak is known that holds for {device.id}; pass --hardware NAME or --peak-flops")
     gbps = device.get("memory_gbps")
     sources = {d: value.source for d in known if (value := device.values.get(d)) is not None}
     return Peaks(device.id, known, None if gbps is None else gbps * 1e9, sources, found.notes)

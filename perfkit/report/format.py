@@ -122,6 +122,10 @@ def _number(name: str, item: float) -> str:
         return duration(item)
     if name == "ms" or name.endswith("_ms"):
         return duration(item * 1e6)
+    if name.endswith("_ms_per_step"):
+        return f"{duration(item * 1e6)} a step"
+    if name.endswith("_us"):
+        return duration(item * 1e3)
     if name.endswith("_points"):
         return f"{item:.2f} points"
     if name.startswith(("mfu", "hfu")) or name.endswith(
@@ -137,7 +141,7 @@ def _number(name: str, item: float) -> str:
     return f"{item:,}" if isinstance(item, int) else f"{item:,.4g}"
 
 
-_UNITS = ("_ns", "_ms", "_gbps", "_bytes", "_flops", "_ratio", "_points")
+_UNITS = ("_ns", "_ms_per_step", "_ms", "_us", "_gbps", "_bytes", "_flops", "_ratio", "_points")
 
 
 def _unit(name: str) -> str:
@@ -146,8 +150,11 @@ def _unit(name: str) -> str:
 
 def label(name: str) -> str:
     """Turn a key into words, without the unit that the value shows."""
-    name = name.removesuffix(_unit(name))
-    return clean(name).replace("_", " ")
+    return _WORDS.get(name) or clean(name.removesuffix(_unit(name))).replace("_", " ")
+
+
+_WORDS = {"lost_gpu_ms": "lost GPU time", "gbps": "at", "clock_uncertainty_us": "clocks ±"}
+"""Where the key is not what people say."""
 
 
 def evidence(item: Any, limit: int = 4) -> list[str]:

@@ -9,6 +9,7 @@ that it holds shares of time and not points of peak.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -151,7 +152,7 @@ def peak_line(document: Document) -> str:
         return "peak unknown"
     dtype = f" {fmt.clean(hardware['dtype'])}" if hardware["dtype"] else ""
     device = f", {fmt.clean(hardware['device'])}" if hardware["device"] else ""
-    first, *more = [fmt.clean(one) for one in (hardware["source"] or "").split("; ")]
+    first, *more = [fmt.clean(one) for one in re.split(r"; (?![^(]*\))", hardware["source"] or "")]
     source = f" ({first}{f', and {len(more)} more' if more else ''})" if first else ""
     return f"peak {fmt.si(hardware['peak_flops'], 'FLOP/s')}{dtype}{device}{source}"
 
@@ -162,9 +163,9 @@ def scope(document: Document) -> str:
     traced, world = found["ranks_traced"], found["world_size"]
     ranks = f"{traced:,} of {fmt.plural(world, 'rank')}" if world else fmt.plural(traced or 0, "rank")
     steps = found["steps"]
-    covers = "one window per rank" if steps is None else f"steps {steps[0]} to {steps[1]}"
-    if steps is not None and steps[0] == steps[1]:
-        covers = f"step {steps[0]}"
+    if steps is None:
+        return f"{ranks} · one window{' per rank' if (traced or 0) > 1 else ''}, the whole trace"
+    covers = f"step {steps[0]}" if steps[0] == steps[1] else f"steps {steps[0]} to {steps[1]}"
     source = f" (from {fmt.clean(quality['steps_source'])})" if quality["steps_source"] else ""
     return f"{ranks} · {covers}{source}"
 
@@ -202,7 +203,7 @@ def doubts(document: Document) -> list[str]:
     elif (traced or 0) > 1:
         lines.append("clocks of the ranks are not aligned: waiting cannot be told from transfer")
     unknown = fmt.ratio(quality["unknown_kernel_ns"], window)
-    if unknown:
+    if unknown and unknown >= WORTH_SAYING:
         lines.append(f"{fmt.percent(unknown)} of the time is in kernels that no pattern knows (inside compute)")
     missing, events = quality["launches_missing"], quality["device_events"]
     if missing:
@@ -233,8 +234,16 @@ def ladder(document: Document) -> Ladder:
     title, unit = {
         "mfu": ("where 100 points of peak went", "points"),
         "hfu": ("where 100 points of peak went, from HFU down: MFU is unknown", "points"),
-    }.get(start, ("where the time went, as no peak or no FLOPs are known", "% of time"))
+    }.get(start, (f"where the time went{_why_not_points(document)}", "% of time"))
     return Ladder(title, unit, _rungs(rows))
+
+
+def _why_not_points(document: Document) -> str:
+    if document["hardware"]["peak_flops"] is None:
+        return ", as no peak is known"
+    if document["mfu"]["flops_coverage"] == 0:
+        return ", as no matrix product has its shapes (record_shapes=True)"
+    return ", as no FLOPs are known"
 
 
 def nothing_found(document: Document) -> str:
@@ -245,11 +254,23 @@ def nothing_found(document: Document) -> str:
     if not large:
         return "no rule found anything to fix"
     named = " and ".join(f"{r.label} ({fmt.points(r.points, 1)} {found.unit})" for r in large)
-    return f"no rule applies; most goes to {named}: see the kernels by waste"
+    return f"no rule applies; most goes to {named}: {_where_to_look(large[0].kind, large[0].term)}"
+
+
+def _where_to_look(kind: str, term: str) -> str:
+    if term == "idle_unattributed":
+        return "the trace lacks the launches; profile with ProfilerActivity.CPU too"
+    return {
+        "idle": "see who held the host up, --details",
+        "comm": "see the collectives, --details; waiting is told from transfer when all ranks are given",
+        "copy": "see the copies, --details",
+    }.get(kind, "see the kernels by waste, --details")
 
 
 WORTH_NAMING = 5.0
 """Points of a term that is worth a look although no rule applies."""
+WORTH_SAYING = 0.001
+"""Share of the time below which unknown kernels are not mentioned."""
 
 
 def _rungs(rows: list[dict[str, Any]]) -> list[Rung]:

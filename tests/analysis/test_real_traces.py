@@ -202,3 +202,18 @@ def test_an_archive_of_eight_ranks_is_one_run(traces: Path) -> None:
     found = analyze(traces / "facebookresearch__param/et_replay/tests/inputs/dlrm_kineto.tar.gz").summary
     assert found["quality"]["ranks"] == list(range(8))
     assert found["scope"] == {"ranks_traced": 8, "world_size": 8, "steps": [10, 10]}
+
+
+def test_host_times_of_a_gpu_job_are_not_measured_against_the_gpus_peak(traces: Path) -> None:
+    found = analyze(traces / HTA / "distributed_info_unavailable").summary
+    assert found["hardware"]["peak_flops"] == 19.5e12
+    assert found["mfu"]["hfu"] is None
+    assert found["mfu"]["ladder_start"] == "time"
+    assert any("ProfilerActivity.CUDA" in message for message in found["mfu"]["messages"])
+    assert "gemm_precision" not in {finding["id"] for finding in found["findings"]}
+
+
+def test_a_board_that_may_be_one_of_two_with_different_peaks_is_said_to_have_none(traces: Path) -> None:
+    found = analyze(traces / KINETO / "resnet50_num_workers_4").summary
+    assert found["hardware"]["peak_flops"] is None
+    assert any("V100-SXM2 or V100-PCIe" in message for message in found["mfu"]["messages"])

@@ -57,7 +57,7 @@ def test_any_evidence_becomes_printable_lines(item: object) -> None:
 def test_evidence_leaves_out_what_is_unknown_or_said_twice() -> None:
     row = {"where": None, "op": "all_reduce", "group": None, "lost_gpu_ms": 2.5, "exposed_ms": 2.5}
     assert fmt.evidence(row) == ["all_reduce · exposed 2.50 ms"]
-    assert fmt.evidence({**row, "lost_gpu_ms": 5.0}) == ["all_reduce · lost gpu 5.00 ms · exposed 2.50 ms"]
+    assert fmt.evidence({**row, "lost_gpu_ms": 5.0}) == ["all_reduce · lost GPU time 5.00 ms · exposed 2.50 ms"]
 
 
 def test_numbers_in_a_table_of_evidence_carry_its_unit() -> None:
@@ -69,3 +69,8 @@ def test_names_of_kernels_are_cut_to_what_tells_them_apart() -> None:
     (line,) = fmt.evidence({"kernel": name, "ms": 1.0})
     assert line.startswith("at::native::vectorized_elementwise_kernel<4, ")
     assert len(line) < 100
+
+
+def test_evidence_names_its_units_as_people_write_them() -> None:
+    facts = {"mean_us": 5.12, "gain_ms_per_step": 2.5, "gbps": 13.8}
+    assert fmt.evidence(facts) == ["mean 5.12 µs · gain 2.50 ms a step · at 13.8 GB/s"]

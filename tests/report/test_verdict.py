@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfkit.report.verdict import doubts, ladder, not_measured, nothing_found, verdict
+from perfkit.report.verdict import doubts, ladder, not_measured, nothing_found, peak_line, verdict
 from tests.report.documents import bare, report, terms
 
 
@@ -77,3 +77,25 @@ def test_without_a_finding_the_largest_losses_are_named() -> None:
     assert "other than matmul (39.0 points) and matmul below peak (23.0 points)" in said
     busy = terms(("hfu", 97.0, None), ("idle_host", 3.0, None), window_ns=10**9)
     assert nothing_found({**report().document, "waterfall": busy}) == "no rule found anything to fix"
+
+
+def test_where_to_look_without_a_finding_depends_on_what_was_lost() -> None:
+    unseen = terms(("non_matmul", 1.0, None), ("idle_unattributed", 99.0, None), window_ns=10**9)
+    assert "profile with ProfilerActivity.CPU too" in nothing_found({**report().document, "waterfall": unseen})
+    talk = terms(("matmul", 20.0, None), ("exposed_comm", 80.0, None), window_ns=10**9)
+    assert "see the collectives" in nothing_found({**report().document, "waterfall": talk})
+
+
+def test_a_semicolon_inside_the_brackets_of_a_source_does_not_end_it() -> None:
+    document = report().document
+    source = "device_info.py (AMD rows; cites datasheets); a paper; a log"
+    line = peak_line({**document, "hardware": {**document["hardware"], "source": source}})
+    assert line.endswith("(device_info.py (AMD rows; cites datasheets), and 2 more)")
+
+
+def test_shares_of_time_say_what_is_missing_for_points_of_peak() -> None:
+    document = report().document
+    mfu = {**document["mfu"], "value": None, "ladder_start": "time", "flops_coverage": 0.0}
+    assert "record_shapes=True" in ladder({**document, "mfu": mfu}).title
+    nameless = {**document["hardware"], "peak_flops": None}
+    assert ladder({**document, "mfu": mfu, "hardware": nameless}).title.endswith("as no peak is known")
