@@ -44,6 +44,15 @@ def traces() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def reference_data() -> Path:
+    """Folder of published tables: $PERFKIT_REFERENCE_DATA, else ../shared/reference_data beside the checkout."""
+    for folder in (os.environ.get("PERFKIT_REFERENCE_DATA"), ROOT.parent / "shared" / "reference_data"):
+        if folder and Path(folder).is_dir():
+            return Path(folder)
+    pytest.skip("no reference data here (set PERFKIT_REFERENCE_DATA)")
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest):
     """Compare text with tests/golden/NAME; `--update-golden` rewrites it and fails, so nobody commits it unread."""

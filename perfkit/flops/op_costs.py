@@ -2,7 +2,6 @@
 
     op_cost(name, input_dims, input_types, concrete_inputs) -> Cost
     op_costs(table) -> table with flops, bytes, kind, dtype; one row per row of `table`
-    roofline_ns(costs, peaks, bandwidth) -> the least time that each row can take
 
 `table` has a column `name` and the JSON columns of the `ops` table. Work is done once per distinct
 (name, shapes, types, values), not once per event. An op that is not known has null FLOPs and bytes and
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from math import prod
@@ -25,8 +24,6 @@ import pyarrow.compute as pc
 from perfkit.flops.op_attention import ATTENTION
 from perfkit.flops.op_call import UNKNOWN, Cost, OpCall, parse_call
 from perfkit.flops.op_dense import CONVOLUTIONS, GEMMS, broadcast_shapes
-
-COST_COLUMNS = ("flops", "bytes", "kind", "dtype")
 
 FLOPS_PER_ELEMENT = {"elementwise": 1.0, "reduction": 1.0, "norm": 8.0}
 """Nominal: these ops are bound by memory, and their time is judged by bytes."""
@@ -154,22 +151,6 @@ def op_costs(table: pa.Table) -> pa.Table:
             "dtype": pa.array([c.dtype for c in costs], pa.utf8()).take(index),
         }
     )
-
-
-def roofline_ns(costs: pa.Table, peak_flops: Mapping[str, float], bytes_per_second: float) -> pa.ChunkedArray:
-    """Return max(FLOPs / peak, bytes / bandwidth) in ns; null where FLOPs, bytes or the dtype's peak is unknown.
-
-    Waste of an op is its time less this. An op that computes nothing (a copy) needs no peak.
-    """
-    names = pa.array(list(peak_flops), pa.utf8())
-    values = pa.array([float(peak_flops[name]) for name in peak_flops], pa.float64())
-    peak = values.take(pc.index_in(costs["dtype"], names))
-    free = pc.equal(costs["flops"], 0.0)
-    compute = pc.if_else(free, 0.0, pc.divide(costs["flops"], peak))
-    memory = pc.divide(costs["bytes"], float(bytes_per_second))
-    known = pc.and_(pc.is_valid(compute), pc.is_valid(memory))
-    seconds = pc.if_else(known, pc.max_element_wise(compute, memory), None)
-    return pc.multiply(seconds, 1e9)
 
 
 def _codes(values: pa.DictionaryArray) -> pa.Array:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from perfkit.analysis.waterfall import share_out
-from perfkit.schema import GOODPUT_BUCKETS, GOODPUT_LOSSES, WATERFALL, table_from_rows
+from perfkit.schema import GOODPUT_BUCKETS, GOODPUT_LOSSES
 
 PROJECTED = " (projected)"
 _UNIT = 2**24
@@ -68,11 +68,6 @@ def ladder_b(
         else:
             add("below_peak", below, round(below / _UNIT / 100 * total), "productive")
     return rows
-
-
-def ladder_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Return the rows as a table of `waterfall`."""
-    return table_from_rows(WATERFALL, [dict(row) for row in rows])
 
 
 def top_terms(waterfall: pa.Table | None) -> list[dict[str, Any]]:

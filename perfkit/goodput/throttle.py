@@ -1,7 +1,6 @@
 """Time that lowered clocks cost a GPU (definition 20), and when heat lowered them, from sampled counters.
 
-    throttle_loss(counters, reference_hertz)  -> one row per GPU: sampled_ns, power_ns, thermal_ns, unexplained_ns
-    throttle_days(counters, reference_hertz)  -> the same by GPU and day
+    throttle_days(counters, reference_hertz)  -> by GPU and day: sampled_ns, power_ns, thermal_ns, unexplained_ns
     clock_events(counters, cluster=…)         -> rows of health_events: when hardware or heat held a clock down
     peak_clock_hertz("NVIDIA H100 80GB HBM3") -> the clock of the published peak, None if no source gives it
 
@@ -47,15 +46,6 @@ def peak_clock_hertz(device: str | None) -> float | None:
     except PerfkitError:
         return None
     return None if mhz is None else mhz * 1e6
-
-
-def throttle_loss(counters: pa.Table, reference_hertz: Mapping[str, float]) -> pa.Table:
-    """Return the loss of each GPU; `reference_hertz`: UUID -> clock of its published peak, absent if unknown."""
-    rows = [
-        {"uuid": uuid} | {name: None if v is None else round(float(v.sum())) for name, v in parts.items()}
-        for uuid, _, parts in _losses(counters, reference_hertz)
-    ]
-    return _table({"uuid": pa.utf8()}, rows)
 
 
 def throttle_days(counters: pa.Table, reference_hertz: Mapping[str, float]) -> pa.Table:
