@@ -37,7 +37,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from perfkit.arrays import codes_of, dictionary, from_list, to_numpy
+from perfkit.arrays import codes_of, dictionary, from_list, nulls, to_numpy
 from perfkit.errors import UsageError
 
 CLASSES: tuple[str, ...] = (
@@ -197,7 +197,7 @@ class Classifier:
             phase_codes, phases = encode_text(phase)
             forced = _lookup((_PHASES.get(text) for text in phases), CLASSES)[phase_codes]
             result = np.where(forced >= 0, forced, result)
-        return _decode(result, CLASSES)
+        return decode_text(result, CLASSES)
 
     @cached_property
     def _classes_with_rules(self) -> list[str]:
@@ -219,13 +219,13 @@ class Classifier:
         """See `kernel_family`."""
         codes, texts = encode_text(names)
         lut = _lookup((found or "unknown" for found in self.match_all("family", "", texts)), FAMILIES)
-        return _decode(lut[codes], FAMILIES)
+        return decode_text(lut[codes], FAMILIES)
 
     def cpu_kind(self, names: Text) -> pa.DictionaryArray:
         """See `cpu_kind`."""
         codes, texts = encode_text(names)
         lut = _lookup((found or "work" for found in self.match_all("cpu", "", texts)), CPU_KINDS)
-        return _decode(lut[codes], CPU_KINDS)
+        return decode_text(lut[codes], CPU_KINDS)
 
 
 def read_rules(text: str, source: str) -> list[Rule]:
@@ -308,6 +308,9 @@ def _lookup(results: Iterable[str | None], vocabulary: Sequence[str]) -> Codes:
     return np.array([*(-1 if r is None else index[r] for r in results), -1], np.int8)
 
 
-def _decode(codes: Codes, vocabulary: Sequence[str]) -> pa.DictionaryArray:
+def decode_text(codes: npt.NDArray[np.signedinteger[Any]], vocabulary: Sequence[str]) -> pa.DictionaryArray:
+    """Return a text column of codes and values; -1 is a null."""
+    if not len(vocabulary):
+        return nulls(pa.dictionary(pa.int32(), pa.utf8()), len(codes))
     known = codes >= 0
     return dictionary(np.where(known, codes, 0).astype(np.int32), from_list(vocabulary, pa.utf8()), known)

@@ -1,7 +1,8 @@
 """Whom a late host is blamed on (definition 6).
 
     blame(timeline, gaps, ops=None)           -> Blame       every idle stretch, cut by who held the host up
-    idle_table(timeline, device, gaps, blame) -> idle rows
+    shares_of(blame)                          -> Shares      the stretches of each gap, summed by label
+    idle_table(timeline, device, gaps, shares) -> idle rows
 
 A blocking sync (on any thread) that began before the device ran dry and returned within 20 µs after owns
 the gap: it returned because the device ran dry, and the Python after it is innocent. Otherwise each
@@ -28,7 +29,7 @@ from perfkit.analysis.classify import HOST_KINDS
 from perfkit.analysis.idle import CAUSES, LATENCY_NS, Gaps
 from perfkit.analysis.intervals import Ints, covered, difference, innermost, overlaps, union
 from perfkit.analysis.stacks import Kinds, Stacks
-from perfkit.analysis.timeline import Host, Mask, Timeline
+from perfkit.analysis.timeline import Host, Mask, Timeline, device_column
 from perfkit.schema import IDLE, conform
 
 SLOW_CALL_NS = 10 * LATENCY_NS
@@ -117,20 +118,19 @@ def _in_slow_calls(timeline: Timeline, gaps: Gaps, found: Blame) -> Blame:
     )  # fmt: skip
 
 
-def idle_table(timeline: Timeline, device: int | None, gaps: Gaps, found: Blame) -> pa.Table:
+def idle_table(timeline: Timeline, device: int | None, gaps: Gaps, shares: Shares) -> pa.Table:
     """Sum the stretches by step, cause, culprit and place: rows of `idle`."""
-    total = sum_stretches(gaps.step, gaps, found)
-    shown = device if device is not None and device >= 0 else None
+    total = sum_shares(gaps.step, gaps, shares)
     return conform(
         IDLE,
         pa.table(
             {
                 "rank": np.full(len(total.step), timeline.rank),
-                "device": pa.array([shown] * len(total.step), pa.int32()),
+                "device": device_column(device, len(total.step)),
                 "step": pa.array(total.step, mask=total.step < 0),
-                "cause": pa.array(total.cause, pa.utf8()),
-                "culprit": pa.array(total.culprit, pa.utf8()),
-                "where": pa.array(total.where, pa.utf8()),
+                "cause": total.cause,
+                "culprit": total.culprit,
+                "where": total.where,
                 "idle_ns": total.idle_ns,
                 "gaps": total.gaps,
             }
@@ -138,34 +138,51 @@ def idle_table(timeline: Timeline, device: int | None, gaps: Gaps, found: Blame)
     )
 
 
+class Shares(NamedTuple):
+    """Idle time of each gap by label; columns of equal length, in the order of the gaps."""
+
+    gap: Ints
+    label: Ints
+    """Index into labels; their number where there is none."""
+    ns: Ints
+    labels: list[tuple[str, str | None]]
+
+
 class IdleSums(NamedTuple):
     """Stretches summed by step, cause and label; columns of equal length."""
 
     step: Ints
-    cause: list[str]
-    culprit: list[str | None]
-    where: list[str | None]
+    cause: pa.Array
+    culprit: pa.Array
+    where: pa.Array
     idle_ns: Ints
     gaps: Ints
     """Distinct gaps."""
 
 
-def sum_stretches(step: Ints, gaps: Gaps, found: Blame) -> IdleSums:
-    """Sum the stretches by `step`, the step of each gap, and by cause and label."""
+def shares_of(found: Blame) -> Shares:
+    """Sum the stretches of each gap by label."""
     size = len(found.labels) + 1
     key = found.gap * size + found.label % size  # -1, nobody, is the last label
-    order = np.argsort(key)
+    if not len(key):
+        return Shares(key, key, key, found.labels)
+    order = np.argsort(key, kind="stable")
     key = key[order]
-    first = np.flatnonzero(np.append(True, key[1:] != key[:-1])) if len(key) else order
-    length = np.add.reduceat((found.end - found.start)[order], first) if len(key) else order
-    gap, label = key[first] // size, key[first] % size
-    rows = pa.table({"step": step[gap], "cause": gaps.cause[gap], "label": label, "ns": length})
+    first = np.flatnonzero(np.append(True, key[1:] != key[:-1]))
+    length = np.add.reduceat((found.end - found.start)[order], first)
+    return Shares(key[first] // size, key[first] % size, length, found.labels)
+
+
+def sum_shares(step: Ints, gaps: Gaps, shares: Shares) -> IdleSums:
+    """Sum the shares by `step`, the step of each gap, and by cause and label."""
+    gap, label = shares.gap, shares.label
+    rows = pa.table({"step": step[gap], "cause": gaps.cause[gap], "label": label, "ns": shares.ns})
     table = rows.group_by(["step", "cause", "label"], use_threads=False).aggregate([("ns", "sum"), ("ns", "count")])
-    labels: list[tuple[str | None, str | None]] = [*found.labels, (None, None)]
-    chosen = [labels[i] for i in table["label"].to_pylist()]
+    index = table["label"]
+    culprit, where = zip(*shares.labels, (None, None), strict=True)
     return IdleSums(
-        table["step"].to_numpy(), [CAUSES[i] for i in table["cause"].to_pylist()], [who for who, _ in chosen],
-        [where for _, where in chosen], table["ns_sum"].to_numpy(), table["ns_count"].to_numpy(),
+        table["step"].to_numpy(), pa.array(CAUSES).take(table["cause"]), pa.array(culprit, pa.utf8()).take(index),
+        pa.array(where, pa.utf8()).take(index), table["ns_sum"].to_numpy(), table["ns_count"].to_numpy(),
     )  # fmt: skip
 
 

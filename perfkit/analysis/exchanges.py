@@ -19,7 +19,7 @@ from perfkit.analysis.attribute import Busy
 from perfkit.analysis.bandwidth import bytes_of_calls
 from perfkit.analysis.classify import CLASSES
 from perfkit.analysis.intervals import Ints, Spans, difference, first_owner, join, overlaps
-from perfkit.analysis.timeline import Timeline, ints
+from perfkit.analysis.timeline import Timeline, device_column, ints
 from perfkit.analysis.windows import Windows
 
 EXCHANGES = pa.schema(
@@ -125,10 +125,9 @@ def _by_window(
 
 def _identity(timeline: Timeline, device: int | None, windows: Windows, table: pa.Table) -> dict[str, pa.Array]:
     step = windows.step[table["window"].to_numpy()]
-    shown = device if device is not None and device >= 0 else None
     return {
         "rank": pa.array(np.full(len(table), timeline.rank, np.int32)),
-        "device": pa.array([shown] * len(table), pa.int32()),
+        "device": device_column(device, len(table)),
         "step": pa.array(step, mask=step < 0),
     }
 

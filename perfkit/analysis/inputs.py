@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from perfkit.analysis.call_args import ARG_COLUMNS
 from perfkit.analysis.classify import DEVICE_WORK, classify_events
 from perfkit.analysis.ops import OP_COLUMNS
 from perfkit.analysis.timeline import EVENT_COLUMNS, HOST_CLASSES, give_back, of_classes
+from perfkit.arrays import constant, from_numpy
 from perfkit.errors import InputError
 from perfkit.schema import TABLES, TRACE_TABLES
 from perfkit.sources import kineto
@@ -120,10 +120,12 @@ def _collect(
         if table == "events":
             counts[part] += len(chunk)
             chunk = _classified(chunk)
-            if kept is not WHOLE:
-                chunk = chunk.filter(pa.array(of_classes(chunk, _CLASSES)))
-        if table in kept:
-            rows[part, table].append(chunk.select([c for c in chunk.column_names if c in kept[table]]))
+        if table not in kept:
+            continue
+        chunk = chunk.select([c for c in chunk.column_names if c in kept[table]])
+        if table == "events" and kept is not WHOLE:
+            chunk = chunk.filter(from_numpy(of_classes(chunk, _CLASSES)))
+        rows[part, table].append(chunk)
     return counts
 
 
@@ -139,5 +141,5 @@ def _classified(events: pa.Table) -> pa.Table:
 def _label(chunks: list[pa.Table], rank: int, segment: int) -> pa.Table:
     table = pa.concat_tables(chunks).unify_dictionaries()
     for column, value in (("segment", segment), ("rank", rank)):
-        table = table.add_column(0, column, pa.array(np.full(len(table), value, np.int32)))
+        table = table.add_column(0, column, constant(value, pa.int32(), len(table)))
     return table

@@ -65,10 +65,12 @@ def _on_host(
 
 def _copies(timeline: Timeline, device: int, low: int, high: int, busy: Busy) -> list[dict[str, object]]:
     work = timeline.work
-    lut = np.array([_direction(name) for name in timeline.names])
-    direction = np.where(work.kind == CLASSES.index("memset"), DIRECTIONS.index("memset"), lut[work.name])
     copies = np.isin(work.kind, [CLASSES.index("memcpy"), CLASSES.index("memset")])
     here = copies & (work.device == device) & (work.end > low) & (work.start < high)
+    lut = np.zeros(len(timeline.names), np.int64)
+    for name in np.unique(work.name[here]).tolist():
+        lut[name] = _direction(timeline.names[name])
+    direction = np.where(work.kind == CLASSES.index("memset"), DIRECTIONS.index("memset"), lut[work.name])
     hidden: Spans = join(busy.compute, busy.communication)
     rows: list[dict[str, object]] = []
     for code, kind in enumerate(DIRECTIONS):

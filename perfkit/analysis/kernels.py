@@ -28,7 +28,7 @@ from perfkit.analysis.classify import CLASSES, FAMILIES, cpu_kind, kernel_family
 from perfkit.analysis.intervals import Ints, first_owner, innermost, overlaps
 from perfkit.analysis.ops import MATMUL, CallTree, Floats
 from perfkit.analysis.phases import PHASES, modules, phases
-from perfkit.analysis.timeline import Mask, Timeline
+from perfkit.analysis.timeline import Mask, Timeline, device_column
 from perfkit.analysis.windows import Windows
 from perfkit.schema import KERNELS, conform
 
@@ -143,7 +143,7 @@ def kernel_tables(timeline: Timeline, device: int | None, windows: Windows, busy
         pa.table(
             {
                 "rank": np.full(len(compute), timeline.rank, np.int32),
-                "device": pa.array([device if device is not None and device >= 0 else None] * len(compute), pa.int32()),
+                "device": device_column(device, len(compute)),
                 "step": pa.array(step, mask=step < 0),
                 "family": _decode(compute["family"], FAMILIES),
                 "phase": _decode(compute["phase"], PHASES),

@@ -19,7 +19,7 @@ from perfkit.analysis.attribute import Busy, attribute, busy_sets, rows_of
 from perfkit.analysis.bins import bin_middle_step
 from perfkit.analysis.calls import CALLS, collective_calls, exposed_rows
 from perfkit.analysis.classify import CLASSES
-from perfkit.analysis.culprits import blame, idle_table
+from perfkit.analysis.culprits import blame, idle_table, shares_of
 from perfkit.analysis.distortion import Distortion, measure_distortion
 from perfkit.analysis.exchanges import copy_rows, exchange_rows
 from perfkit.analysis.gap_rows import gap_rows
@@ -225,9 +225,10 @@ def _idle(
     else:
         gaps = idle_gaps(timeline, device, windows, busy, steps)
         found = blame(timeline, gaps, tables.get("ops"), kinds=kinds)
+    shares = shares_of(found)
     return (
-        idle_table(timeline, device, gaps, found),
-        window_idle(timeline, device, windows, gaps, found),
+        idle_table(timeline, device, gaps, shares),
+        window_idle(timeline, device, windows, gaps, shares),
         gap_rows(timeline, device, windows, gaps, found),
     )
 

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from perfkit.analysis.classify import CLASSES, DEVICE_WORK, classify_events, encode_text, kernel_family
 from perfkit.analysis.intervals import Ints
-from perfkit.arrays import to_numpy, valid_mask
+from perfkit.arrays import constant, nulls, to_numpy, valid_mask
 
 HOST_CLASSES = ("op", "runtime", "python", "range", "gc")
 TIMELINE_CLASSES = (*DEVICE_WORK, *HOST_CLASSES)
@@ -299,3 +299,9 @@ def ints(column: pa.ChunkedArray, null: int = -1) -> Ints:
     """Return a column as int64, with `null` for nulls."""
     result: Ints = pc.fill_null(column.cast(pa.int64()), null).to_numpy()
     return result
+
+
+def device_column(device: int | None, length: int) -> pa.Array:
+    """Return a device as a column; null for a rank without one, and for one that is not recorded."""
+    known = device is not None and device >= 0
+    return constant(device or 0, pa.int32(), length) if known else nulls(pa.int32(), length)

@@ -29,12 +29,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from perfkit.analysis.culprits import Blame, sum_stretches
+from perfkit.analysis.culprits import Shares, sum_shares
 from perfkit.analysis.idle import Gaps
 from perfkit.analysis.ops import MATMUL
-from perfkit.analysis.timeline import Timeline, ints
+from perfkit.analysis.timeline import Timeline, device_column, ints
 from perfkit.analysis.windows import Windows
-from perfkit.schema import WATERFALL, table_from_rows
+from perfkit.schema import WATERFALL, conform
 
 WINDOW_IDLE = pa.schema(
     [
@@ -83,22 +83,21 @@ class Numerator:
     """Ideal time of the model's FLOPs on one device in one step, if start is `mfu`."""
 
 
-def window_idle(timeline: Timeline, device: int | None, windows: Windows, gaps: Gaps, found: Blame) -> pa.Table:
+def window_idle(timeline: Timeline, device: int | None, windows: Windows, gaps: Gaps, shares: Shares) -> pa.Table:
     """Sum idle stretches by window, cause, culprit and place."""
     if not len(windows.step):
         return WINDOW_IDLE.empty_table()
     at = np.clip(np.searchsorted(windows.edges, gaps.start, side="right") - 1, 0, len(windows.step) - 1)
-    total = sum_stretches(windows.step[at], gaps, found)
+    total = sum_shares(windows.step[at], gaps, shares)
     step = total.step
-    shown = device if device is not None and device >= 0 else None
     return pa.table(
         {
             "rank": pa.array(np.full(len(step), timeline.rank, np.int32)),
-            "device": pa.array([shown] * len(step), pa.int32()),
+            "device": device_column(device, len(step)),
             "step": pa.array(step, mask=step < 0),
-            "cause": pa.array(total.cause, pa.utf8()),
-            "culprit": pa.array(total.culprit, pa.utf8()),
-            "where": pa.array(total.where, pa.utf8()),
+            "cause": total.cause,
+            "culprit": total.culprit,
+            "where": total.where,
             "idle_ns": total.idle_ns,
             "gaps": total.gaps,
         },
@@ -194,18 +193,22 @@ def _rows(table: pa.Table, term: Any, part: Any, ns: Any) -> pa.Table:
 def waterfall(terms: pa.Table, start: str, scopes: Sequence[str] = ("job", "rank", "step")) -> pa.Table:
     """Return the rows of `waterfall` for the whole job, each rank and each step."""
     found: list[dict[str, Any]] = []
+    place: list[tuple[int | None, int | None]] = []  # rank and step of each row
     for scope in scopes:
         keys = [] if scope == "job" else [scope]
         table = terms.group_by([*keys, "term", "part"], use_threads=False).aggregate([("ns", "sum")])
         grouped: dict[Any, list[dict[str, Any]]] = {}
-        for row in table.to_pylist():
-            grouped.setdefault(row.get(scope), []).append({**row, "ns": row["ns_sum"]})
+        for row in table.rename_columns([*keys, "term", "part", "ns"]).to_pylist():
+            grouped.setdefault(row.get(scope), []).append(row)
         if scope == "step":
             grouped.pop(None, None)
         for key in sorted(grouped):
-            where = {} if scope == "job" else {scope: key}
-            found += [{**row, **where} for row in ladder_rows(grouped[key], start)]
-    return table_from_rows(WATERFALL, found)
+            rows = ladder_rows(grouped[key], start)
+            found += rows
+            place += [(key if scope == "rank" else None, key if scope == "step" else None)] * len(rows)
+    of_row = {name: [row[name] for row in found] for name in WATERFALL.names if name not in ("rank", "step")}
+    of_row |= {name: [where[i] for where in place] for i, name in enumerate(("rank", "step"))}
+    return conform(WATERFALL, pa.table(of_row))
 
 
 def ladder_rows(rows: Iterable[Mapping[str, Any]], start: str) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from perfkit.analysis.classify import (
     Classifier,
     classify_events,
     cpu_kind,
+    decode_text,
     kernel_family,
     read_rules,
 )
@@ -282,3 +283,9 @@ def test_every_result_in_the_file_is_in_the_vocabulary_and_every_family_is_reach
     rules = Classifier.load().rules
     assert {r.result for r in rules if r.kind == "family"} | {"unknown"} == set(FAMILIES)
     assert {r.result for r in rules if r.kind in ("category", "class")} | {"counter"} == set(CLASSES)
+
+
+def test_codes_become_text_and_minus_one_null() -> None:
+    assert decode_text(np.array([1, -1, 0, 1]), ("a", "b")).to_pylist() == ["b", None, "a", "b"]
+    assert decode_text(np.array([-1, -1]), ()).to_pylist() == [None, None]
+    assert decode_text(np.empty(0, np.int64), ("a",)).to_pylist() == []

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from trace_rows import Row, call, event, events, frame, kernel, op, span, step
 
 from perfkit.analysis.analyze import analyze_tables
+from perfkit.analysis.culprits import Blame, shares_of
 from perfkit.schema import OPS, table_from_rows
 
 US = 1000
@@ -141,3 +143,15 @@ def test_calls_that_emit_nvtx_numbers_are_one_place_and_ops() -> None:
 def test_a_range_with_a_comma_keeps_its_name() -> None:
     name = "load, then sort: seq=7"
     assert culprits(span(0, 250 * US, name)) == [("python", name, 100)]
+
+
+def test_the_stretches_of_a_gap_are_summed_by_label() -> None:
+    gap, start, end, label = (np.array(c) for c in ([1, 0, 1, 1], [50, 0, 60, 80], [60, 9, 80, 85], [0, -1, 1, 0]))
+    found = shares_of(Blame(gap, start, end, label, [("sync", None), ("python", None)]))
+    rows = zip(found.gap.tolist(), found.label.tolist(), found.ns.tolist(), strict=True)
+    assert list(rows) == [(0, 2, 9), (1, 0, 15), (1, 1, 20)], "2, behind the labels, is nobody"
+
+
+def test_no_gaps_have_no_shares() -> None:
+    none = np.empty(0, np.int64)
+    assert not len(shares_of(Blame(none, none, none, none, [])).gap)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trace_rows import call, event, events, kernel, op
 
 from perfkit.analysis.analyze import analyze_tables
-from perfkit.analysis.timeline import Timeline, read_timelines
+from perfkit.analysis.timeline import Timeline, device_column, read_timelines
 
 
 def timeline(*rows) -> Timeline:
@@ -82,3 +82,9 @@ def test_unknown_devices_are_the_only_one_that_is_known() -> None:
     assert np.unique(found.work.device).tolist() == [3]
     with pytest.raises(ValueError, match="not enough values"):
         timeline()
+
+
+def test_a_rank_without_a_device_and_a_device_that_is_not_recorded_are_null() -> None:
+    assert device_column(3, 2).to_pylist() == [3, 3]
+    assert device_column(0, 1).to_pylist() == [0]
+    assert device_column(None, 2).to_pylist() == device_column(-1, 2).to_pylist() == [None, None]
