@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from perfkit.analysis.call_about import is_issuer
-from perfkit.analysis.collectives import MOSTLY
 from perfkit.analysis.facts import Facts
 from perfkit.analysis.findings_job import slow_link
 from perfkit.analysis.findings_types import MAX_EVIDENCE, Finding, ms
@@ -95,7 +94,11 @@ def exposed_communication(facts: Facts) -> Finding | None:
 
 def _how(facts: Facts, op: str) -> tuple[str, bool]:
     """Say whether the exposed time of an operation is transfer, and how fast, or waiting; and whether it waits."""
-    rows = [r for r in facts.job.collectives if r["op"] == op] if facts.job is not None else []
+    if facts.job is None:
+        return "", False
+    from perfkit.analysis.collectives import MOSTLY
+
+    rows = [r for r in facts.job.collectives if r["op"] == op]
     moved, waited, unclear = (
         sum(r[f"exposed_{name}_ns"] or 0 for r in rows) for name in ("transfer", "wait", "unsplit")
     )

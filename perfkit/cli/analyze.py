@@ -26,6 +26,7 @@ import argparse
 import importlib
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from perfkit.engine import add_engine_arguments, open_engine
@@ -131,21 +132,39 @@ class _Refuse:
 
 
 def leave_out_what_takes_long() -> None:
-    """Keep pyarrow from importing pandas and datasets, which takes longer than reading a small trace.
+    """Keep pyarrow from importing and writing what takes longer than reading a small trace.
 
     It imports pandas with the first array that it makes, to recognise data frames, and its datasets with the first
-    grouping, to group those too; there are neither here. Both can still be imported by whoever uses them.
+    grouping, to group those too; there are neither here. Both can still be imported by whoever uses them. And it
+    writes the documentation of its functions when it is imported: here without a list of their options, which it
+    would parse out of other documentation.
     """
     if "pandas" in sys.modules:
         return
-    import pyarrow as pa
-
     sys.meta_path.insert(0, _Refuse)
+    docs = sys.modules.setdefault(_DOCS, _NoDocs(_DOCS))
     try:
+        import pyarrow as pa
+        import pyarrow.compute
+
         pa.array([0])
         importlib.import_module("pyarrow.acero")
     finally:
         sys.meta_path.remove(_Refuse)
+        if isinstance(docs, _NoDocs):
+            del sys.modules[_DOCS]
+
+
+_DOCS = "pyarrow.vendored.docscrape"
+
+
+class _NoDocs(ModuleType):
+    """Stands in for pyarrow's parser of documentation, and finds nothing in any."""
+
+    @staticmethod
+    def NumpyDocString(text: str) -> dict[str, list[str]]:  # noqa: N802  # pyarrow's name
+        """Find no parameters."""
+        return {"Parameters": []}
 
 
 def _render(report: Report, args: argparse.Namespace) -> None:
@@ -166,11 +185,13 @@ def _render(report: Report, args: argparse.Namespace) -> None:
 
 def parse_question(args: argparse.Namespace) -> dict[str, Any]:
     """Return what the user says about the job, as arguments of `perfkit.analyze`."""
-    from perfkit.flops.inputs import arguments_from
-
     named = "spec" if args.model and args.model.endswith(".json") else "model"
     given = {named: args.model, "peak_flops": args.peak_flops}
-    question = arguments_from({key: value for key, value in given.items() if value is not None})
+    question = {}
+    if given := {key: value for key, value in given.items() if value is not None}:
+        from perfkit.flops.inputs import arguments_from
+
+        question = arguments_from(given)
     if args.tokens_per_step is not None:
         question["tokens_per_step"] = parse_count(args.tokens_per_step)
     for key in ("seq_len", "hardware", "dtype", "convention", "peak", "world_size", "mesh"):

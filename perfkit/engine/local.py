@@ -18,20 +18,22 @@ import os
 import pickle
 import signal
 import socket
-import subprocess
 import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perfkit.engine import base, worker
+from perfkit.engine import base
 from perfkit.engine.base import Item, Outcome, Value, WorkerDied
 from perfkit.errors import UsageError
+
+if TYPE_CHECKING:  # what only workers need is imported with the first of them
+    import subprocess
+    from multiprocessing.connection import Connection
 
 _GRACE_SECONDS = 3.0
 _WATCH_SECONDS = 0.2
@@ -144,6 +146,11 @@ class _Worker:
 
     @classmethod
     def start(cls, function: bytes, threads: int) -> _Worker:
+        import subprocess
+        from multiprocessing.connection import Connection
+
+        from perfkit.engine import worker
+
         ours, theirs = socket.socketpair()
         read_end, write_end = os.pipe()
         try:
@@ -179,6 +186,8 @@ class _Worker:
 
     def reap(self, timeout: float = 0.0) -> int:
         """Wait for it, killing it if need be, and release what it held."""
+        import subprocess
+
         try:
             self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -264,6 +273,8 @@ class _Crew:
     # ---------------------------------------------------------------- hearing of it
 
     def _listen(self) -> None:
+        from multiprocessing.connection import wait
+
         limited = self.engine.max_memory_bytes is not None
         channels = {each.connection: each for each in self.workers}
         for channel in wait(list(channels), _WATCH_SECONDS if limited else None):

@@ -12,7 +12,6 @@ capability, SM count and memory size together) for boards that a vendor renamed,
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -244,7 +243,10 @@ def _suggestions(name: str) -> str:
     registry = load_registry()
     words = {word for word in short_name(name).split("-") if re.search(r"[a-z]\d", word)}
     close = [known for known in registry.by_short_name if words & set(known.split("-"))]
-    close = close or difflib.get_close_matches(short_name(name), registry.by_short_name, n=8, cutoff=0.6)
+    if not close:
+        import difflib
+
+        close = difflib.get_close_matches(short_name(name), registry.by_short_name, n=8, cutoff=0.6)
     devices = list(dict.fromkeys(device for known in close for device in registry.by_short_name[known]))[:5]
     names = [(*registry.devices[d].names, d)[0] for d in devices]
     return f" (it has {', '.join(repr(n) for n in names)})" if names else ""

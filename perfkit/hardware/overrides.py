@@ -22,11 +22,6 @@ from typing import Any
 from perfkit.errors import CorruptInput
 from perfkit.hardware.registry import DTYPES, Device, Value, canonical_dtype, normalise
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # pragma: no cover
-    import tomli as tomllib
-
 _METRICS = {"memory_gb": "GB", "memory_gbps": "GB/s", "link_gbps": "GB/s per direction", "pcie_gen": "generation",
             "nic_gbps": "GB/s per direction", "tdp_watts": "W", "peak_clock_mhz": "MHz"}  # fmt: skip
 
@@ -52,10 +47,14 @@ def measured_path() -> Path:
 def load_user_devices(path: Path | None = None) -> dict[str, Device]:
     """Read peaks.toml into devices by normalised name; no file is no devices."""
     path = path or peaks_path()
+    if not path.exists():
+        return {}
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:  # pragma: no cover
+        import tomli as tomllib
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CorruptInput(f"not valid TOML: {error}", path=str(path), next_step="correct or remove it") from None
     return {normalise(name): _device(name, table, path) for name, table in tables.items()}

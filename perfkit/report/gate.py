@@ -15,7 +15,6 @@ never passes. Units must fit: `mfu<38` is refused, because MFU is a fraction and
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 import re
@@ -122,8 +121,9 @@ def _lookup(name: str) -> tuple[str, Getter]:
     paths = numeric_paths()
     if name in paths:
         return paths[name], _path(name)
-    known = [*SHORT, *paths]
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    import difflib
+
+    close = difflib.get_close_matches(name, [*SHORT, *paths], n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else "docs/analyze.md lists the names"
     raise UsageError(f"--fail-on: nothing is called {name!r}", next_step=hint)
 

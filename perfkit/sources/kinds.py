@@ -16,7 +16,6 @@ known by the names of its files.
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -234,6 +233,8 @@ def _shown(head: bytes) -> str:
 
 def check_nsys_tables(file: Path, *, path: str) -> None:
     """Raise unless a SQLite file holds tables of an nsys export."""
+    import sqlite3
+
     uri = file.absolute().as_uri() + "?mode=ro&immutable=1"
     try:
         connection = sqlite3.connect(uri, uri=True)

@@ -25,7 +25,6 @@ from typing import Any
 import pyarrow as pa
 
 from perfkit.arrays import nulls
-from perfkit.sources import scan_python
 
 try:
     from perfkit.sources import _scan  # type: ignore[attr-defined]  # compiled, optional
@@ -150,6 +149,8 @@ def scan_chunk(
 ) -> ScanResult:
     """Scan `data[start:end]`, which must be followed by PADDING more bytes."""
     if scanner == "python" or (scanner == "auto" and _scan is None):
+        from perfkit.sources import scan_python
+
         return scan_python.scan_chunk(data, start, end, plan, base_ns=base_ns)
     if _scan is None:
         raise ValueError("the C scanner was not built; install a C compiler and reinstall perfkit, or use 'python'")

@@ -202,8 +202,12 @@ LEAN = """
 import sys
 from perfkit.cli.main import main
 code = main(["analyze", sys.argv[1], "--format", sys.argv[2]])
-heavy = [name for name in ("pandas", "plotly", "duckdb", "torch", "dash") if name in sys.modules]
-import pyarrow as pa
+unwanted = "pandas plotly duckdb torch dash pyarrow.dataset pydoc sqlite3 tomllib multiprocessing".split()
+heavy = [name for name in (*unwanted, "perfkit.sources.scan_python", "perfkit.flops.spec") if name in sys.modules]
+import pyarrow as pa, pyarrow.compute as pc
+assert pc.sum(pa.array([1, 2])).as_py() == 3 and "Parameters" in pc.sum.__doc__
+from pyarrow.vendored.docscrape import NumpyDocString
+assert NumpyDocString("Sum.\\n\\nParameters\\n----------\\nx : int")["Parameters"], "the real one"
 frame = pa.table({"x": [1, 2]}).to_pandas()
 print(code, heavy, type(frame).__name__, file=sys.stderr)
 """
