@@ -10,6 +10,7 @@ which is more than reading a trace of 100 MB. Nothing here does, so that ingest 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ _NUMPY: dict[pa.DataType, np.dtype[Any]] = {
     pa.float64(): np.dtype(np.float64),
 }
 _ARROW = {dtype: type_ for type_, dtype in _NUMPY.items()}
+SHARED_ROWS = 1 << 16
+"""Rows of a column of one value that the chunks of a table share: fresh memory costs more than what is done with it."""
 
 
 def _bitmap(flags: Bools) -> pa.Buffer:
@@ -116,8 +119,15 @@ def one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def constant(value: int, type_: pa.DataType, length: int) -> pa.Array:
-    """Return one integer, repeated."""
-    return from_numpy(np.full(length, value, _NUMPY[type_]))
+    """Return one integer, repeated; the small ones share their memory."""
+    if length > SHARED_ROWS:
+        return from_numpy(np.full(length, value, _NUMPY[type_]))
+    return _shared(value, type_).slice(0, length)
+
+
+@lru_cache(maxsize=8)
+def _shared(value: int, type_: pa.DataType) -> pa.Array:
+    return from_numpy(np.full(SHARED_ROWS, value, _NUMPY[type_]))
 
 
 def from_list(values: Sequence[Any], type_: pa.DataType) -> pa.Array:

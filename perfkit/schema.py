@@ -81,7 +81,7 @@ class TableSchema:
         """Names of the columns that hold no nulls."""
         return tuple(c.name for c in self.columns if c.required)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Column names in order."""
         return tuple(c.name for c in self.columns)

@@ -3,6 +3,7 @@
  *   compile_plan(groups, fields, ph, raw_args, unknown_args) -> plan
  *   begin(plan, base_ns, expected_bytes) -> scan
  *   scan.feed(buffer, start, end, last) -> (status, consumed)
+ *   scan.feed_file(file, at, length, buffer) -> (status, consumed) | None
  *   scan.finish() -> (events, not_events, memory, groups)
  *
  * The bytes [start, end) hold whole elements of a JSON array, separated by commas; the array may end
@@ -25,6 +26,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -1678,6 +1680,60 @@ static PyObject *scan_feed(PyObject *object, PyObject *args) {
     return Py_BuildValue("in", status, (Py_ssize_t)(p - base));
 }
 
+/* Scan `length` bytes at position `at` of a file, slice by slice through one small buffer. Returns -1 where only a scan
+ * of all bytes at once can tell: they are broken somewhere, an element does not fit into the buffer, or there are fewer. */
+static int scan_file(Scan *s, int file, int64_t at, int64_t length, uint8_t *buffer, int64_t room, int64_t *consumed) {
+    int64_t start = 0, held = 0;
+    for (;;) {
+        int64_t full = length - start < room ? length - start : room;
+        while (held < full) {
+            ssize_t count = pread(file, buffer + held, (size_t)(full - held), at + start + held);
+            if (count <= 0) return -1; /* whoever reads all bytes learns why */
+            held += count;
+            s->bytes_fed += count;
+        }
+        int last = start + held == length;
+        cursor p = buffer;
+        int status = scan_array(s, &p, buffer + held, last);
+        int64_t used = p - buffer;
+        *consumed = start + used;
+        if (status == NO_MEMORY || status == END || (last && (status == OK || status == MORE))) return status;
+        if (used == 0 || (status != OK && status != MORE)) return -1;
+        held -= used;
+        memmove(buffer, buffer + used, (size_t)held);
+        start += used;
+    }
+}
+
+static PyObject *scan_feed_file(PyObject *object, PyObject *args) {
+    ScanObject *self = (ScanObject *)object;
+    int file, status;
+    long long at, length;
+    int64_t consumed = 0;
+    Py_buffer view;
+    if (!PyArg_ParseTuple(args, "iLLw*", &file, &at, &length, &view)) return NULL;
+    Scan *s = NULL;
+    if (at < 0 || length < 0 || view.len <= PADDING)
+        PyErr_Format(PyExc_ValueError, "%lld bytes at %lld do not fit through a buffer of %zd", length, at, view.len);
+    else
+        s = take_scan(self);
+    if (!s) {
+        PyBuffer_Release(&view);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    status = scan_file(s, file, at, length, view.buf, view.len - PADDING, &consumed);
+    Py_END_ALLOW_THREADS;
+    PyBuffer_Release(&view);
+    if (status == NO_MEMORY) {
+        scan_free(s);
+        return PyErr_NoMemory();
+    }
+    self->scan = s;
+    if (status < 0) Py_RETURN_NONE;
+    return Py_BuildValue("iL", status, (long long)consumed);
+}
+
 static PyObject *scan_finish(PyObject *object, PyObject *unused) {
     ScanObject *self = (ScanObject *)object;
     Scan *s = take_scan(self);
@@ -1709,6 +1765,7 @@ done:
 
 static PyMethodDef scan_methods[] = {
     {"feed", scan_feed, METH_VARARGS, "feed(buffer, start, end, last) -> (status, consumed)"},
+    {"feed_file", scan_feed_file, METH_VARARGS, "feed_file(file, at, length, buffer) -> (status, consumed) | None"},
     {"finish", scan_finish, METH_NOARGS, "finish() -> (events, not_events, memory, groups)"},
     {NULL, NULL, 0, NULL},
 };

@@ -24,10 +24,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO, TypeVar
 
-from perfkit.sources.scan import PADDING
+from perfkit.sources.scan import PADDING, Memory
 
 T = TypeVar("T")
-Memory = bytearray | mmap.mmap
 
 SEARCH_BYTES = 1 << 16
 """Before the end of a file's chunk, in which the end of an event is looked for."""

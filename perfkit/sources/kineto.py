@@ -34,7 +34,7 @@ from perfkit.sources.base import Chunk, Input, PartInfo, ReadOptions
 from perfkit.sources.inputs import shown_path
 from perfkit.sources.json_stream import TraceWalk
 from perfkit.sources.kineto_fields import PLAN, PLAN_WITH_ARGS
-from perfkit.sources.kineto_tables import EventPairs, Piece, make_piece, meta_rows, number_events
+from perfkit.sources.kineto_tables import EventPairs, Piece, make_piece, meta_rows
 
 RANK_IN_NAME = re.compile(
     r"rank[-_. ]?0*(\d{1,6})(?!\d)|worker[-_]?0*(\d{1,6})(?!\d)|^profile_(\d{1,6})\.|^(\d{1,6})_trace\.", re.IGNORECASE
@@ -60,7 +60,7 @@ class RereadNeeded(Exception):
 def peek(input: Input) -> list[PartInfo]:
     """Read the keys before the events."""
     with closing(input.open()) as stream:
-        walk: TraceWalk[None] = TraceWalk(stream, input.path)
+        walk = TraceWalk(stream, input.path)
         walk.read_head()
     info = PartInfo(source="kineto")
     _describe(info, walk.keys, input.path)
@@ -122,7 +122,7 @@ class KinetoReading:
 
     def __post_init__(self) -> None:
         self.parts = [PartInfo(source="kineto")]
-        self._walk: TraceWalk[Piece] | None = None
+        self._walk: TraceWalk | None = None
 
     @property
     def bytes_read(self) -> int:
@@ -131,17 +131,15 @@ class KinetoReading:
 
     def __iter__(self) -> Iterator[Chunk]:
         with closing(self.input.open()) as stream:
-            walk: TraceWalk[Piece] = TraceWalk(
-                stream, self.input.path, scanner=self.options.scanner, threads=self.options.threads
-            )
+            walk = TraceWalk(stream, self.input.path, scanner=self.options.scanner, threads=self.options.threads)
             self._walk = walk
             walk.read_head()
             base_ns = self.base_ns if self.base_ns is not None else _base_ns(walk.keys)
             relative = base_ns is None and _looks_relative(walk.first_bytes)
             if relative:
                 base_ns = _base_in_tail(self.input)
-            pieces = walk.scan(PLAN_WITH_ARGS if self.options.keep_args else PLAN, make_piece, base_ns=base_ns or 0)
-            yield from self._gather(pieces)
+            results = walk.scan(PLAN_WITH_ARGS if self.options.keep_args else PLAN, base_ns=base_ns or 0)
+            yield from self._gather(make_piece(result, first) for first, result in results)
             whole = walk.problem is None or walk.problem.kind == "trailing_data"
             if (_base_ns(walk.keys) or 0) != (base_ns or 0) and whole:
                 raise RereadNeeded(_base_ns(walk.keys) or 0)
@@ -155,13 +153,12 @@ class KinetoReading:
         info.note("duplicate_key", len(walk.repeated), ", ".join(walk.repeated[:5]))
         yield from _metadata_chunks(walk.keys, info)
 
-    def _gather(self, pieces: Iterable[tuple[int, Piece]]) -> Iterator[Chunk]:
+    def _gather(self, pieces: Iterable[Piece]) -> Iterator[Chunk]:
         """Collect pieces into chunks of about `rows_per_chunk` events."""
         info, pairs = self.parts[0], EventPairs()
         held: dict[str, list[pa.Table]] = {}
         num_rows = 0
-        for first, piece in pieces:
-            number_events(piece, first)
+        for piece in pieces:
             for kind, (count, detail) in piece.oddities.items():
                 info.note(kind, count, detail)
             events = pairs.match(piece.tables["events"], info) if piece.has_pairs else piece.tables["events"]

@@ -1,6 +1,6 @@
 """One scanned chunk of a Kineto trace to rows of perfkit's tables.
 
-    make_piece(ScanResult)            -> Piece     pure; runs in the scanning threads
+    make_piece(ScanResult, first)     -> Piece     pure
     EventPairs().match(events, info)  -> events    B and E rows become one row each
 
 Columns of numbers are taken over as they are; only the few that need meaning are computed: the class,
@@ -26,7 +26,7 @@ from perfkit.analysis.classify import classify_events
 from perfkit.arrays import codes_of, dictionary, from_list, from_numpy, nulls, one_chunk, to_numpy, valid_mask
 from perfkit.sources.base import PartInfo
 from perfkit.sources.kineto_fields import SIDE_TABLES
-from perfkit.sources.scan import ScanResult
+from perfkit.sources.scan import Columns, ScanResult
 
 ON_DEVICE = ("compute", "communication", "memcpy", "memset", "sync", "device_range")
 """Classes whose pid and tid are the device and the stream."""
@@ -42,19 +42,20 @@ class Piece:
     oddities: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
-def make_piece(result: ScanResult) -> Piece:
-    """Turn scanned columns into rows of tables; event_id counts from the start of the chunk."""
-    scanned = result.groups[0]
+def make_piece(result: ScanResult, first: int) -> Piece:
+    """Turn scanned columns into rows of tables; `first` events come before them in the file."""
+    columns = result.columns
+    scanned = columns.groups[0]
     piece = Piece({})
-    _note_misfits(piece, result)
+    _note_misfits(piece, result.not_events, columns)
     phases = _used(scanned["ph"])
     collective = np.zeros(result.num_events, bool)
-    for name, batch in zip(SIDE_TABLES, result.groups[1:], strict=True):
+    for name, batch in zip(SIDE_TABLES, columns.groups[1:], strict=True):
         if batch.num_rows:
-            piece.tables[name] = _side_table(name, batch)
+            piece.tables[name] = _side_table(name, batch, first)
             if name == "collective_args":
                 collective[to_numpy(batch["event"])[valid_mask(batch["collective"])]] = True
-    events = _events(scanned, collective, piece)
+    events = _events(scanned, first, collective, piece)
     if "M" in phases:
         is_meta = _has_phase(scanned["ph"], "M")
         chosen = from_numpy(is_meta)
@@ -62,18 +63,10 @@ def make_piece(result: ScanResult) -> Piece:
         events = _without(events, is_meta)
     if "C" in phases:
         piece.tables["counters"] = _counters(scanned)
-    _note_missing(piece, events, result)
+    _note_missing(piece, events, columns)
     piece.has_pairs = "B" in phases or "E" in phases
     piece.tables["events"] = events
     return piece
-
-
-def number_events(piece: Piece, first: int) -> None:
-    """Make event_id count from the start of the file."""
-    for name, table in piece.tables.items():
-        if first and "event_id" in table.column_names:
-            index = table.column_names.index("event_id")
-            piece.tables[name] = table.set_column(index, "event_id", from_numpy(to_numpy(table["event_id"]) + first))
 
 
 def _used(column: pa.DictionaryArray) -> set[str | None]:
@@ -89,7 +82,7 @@ def _has_phase(phase: pa.DictionaryArray, wanted: str) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _events(scanned: pa.RecordBatch, collective: npt.NDArray[np.bool_], piece: Piece) -> pa.Table:
+def _events(scanned: pa.RecordBatch, first: int, collective: npt.NDArray[np.bool_], piece: Piece) -> pa.Table:
     classes = classify_events(scanned["cat"], scanned["name"], collective, scanned["ph"])
     # device work without these args (gpu_user_annotation, old files) says it by its track
     lookup = np.array([*(name in ON_DEVICE for name in classes.dictionary.to_pylist()), False])
@@ -104,7 +97,7 @@ def _events(scanned: pa.RecordBatch, collective: npt.NDArray[np.bool_], piece: P
         piece.oddities["negative_dur"] = (int(negative.sum()), f"the smallest is {smallest} ns")
         duration = from_numpy(values, known & ~negative)
     arrays = {
-        "event_id": from_numpy(np.arange(scanned.num_rows)),
+        "event_id": from_numpy(np.arange(first, first + scanned.num_rows)),
         "phase": scanned["ph"],
         "category": scanned["cat"],
         "class": classes,
@@ -169,8 +162,9 @@ def _track(pid: pa.DictionaryArray, tid: pa.DictionaryArray) -> pa.Array:
     return dictionary(codes.astype(np.int32), from_list(texts, pa.utf8()), named[codes])
 
 
-def _side_table(name: str, batch: pa.RecordBatch) -> pa.Table:
-    table = pa.Table.from_batches([batch]).rename_columns(["event_id", *batch.schema.names[1:]])
+def _side_table(name: str, batch: pa.RecordBatch, first: int) -> pa.Table:
+    event_id = from_numpy(to_numpy(batch["event"]) + first)
+    table = pa.table([event_id, *batch.columns[1:]], names=["event_id", *batch.schema.names[1:]])
     if name == "kernels_meta":
         for column in ("grid", "block"):
             for axis, values in zip("xyz", _three_integers(batch[column]), strict=True):
@@ -264,25 +258,25 @@ def _add(piece: Piece, kind: str, count: int, detail: str) -> None:
     piece.oddities[kind] = (count, detail) if have is None else (have[0] + count, have[1])
 
 
-def _note_misfits(piece: Piece, result: ScanResult) -> None:
-    if result.not_events:
-        _add(piece, "not_an_event", result.not_events, "traceEvents has elements that are not objects; skipped")
-    for column, count in result.mismatches.items():
+def _note_misfits(piece: Piece, not_events: int, columns: Columns) -> None:
+    if not_events:
+        _add(piece, "not_an_event", not_events, "traceEvents has elements that are not objects; skipped")
+    for column, count in columns.mismatches.items():
         kind = "time_out_of_range" if column in ("ts", "dur") else "type_mismatch"
         _add(piece, kind, count, f"first in column {column}")
-    for column, count in result.out_of_range.items():
+    for column, count in columns.out_of_range.items():
         kind = "time_out_of_range" if column in ("ts", "dur") else "integer_out_of_range"
         _add(piece, kind, count, f"first in column {column}")
     for column in ("id", "device", "stream"):
-        texts = result.groups[0][f"{column}_text"]
+        texts = columns.groups[0][f"{column}_text"]
         if texts.null_count < len(texts):
             example = texts.drop_null()[0].as_py()
             _add(piece, "type_mismatch", len(texts) - texts.null_count, f"{column} is text, such as {example[:40]!r}")
 
 
-def _note_missing(piece: Piece, events: pa.Table, result: ScanResult) -> None:
+def _note_missing(piece: Piece, events: pa.Table, columns: Columns) -> None:
     def misfits(column: str) -> int:
-        return result.mismatches.get(column, 0) + result.out_of_range.get(column, 0)
+        return columns.mismatches.get(column, 0) + columns.out_of_range.get(column, 0)
 
     missing = events["start_ns"].null_count - misfits("ts")
     if missing > 0:

@@ -1,7 +1,7 @@
 """An array of JSON objects to Arrow columns, by a plan.
 
     scan_chunk(data, start, end, plan, base_ns=…) -> ScanResult
-    scan_slices(read_into, length, buffer, plan, base_ns=…) -> ScanResult | None     the same, read bit by bit
+    scan_file(file, at, length, buffer, plan, base_ns=…) -> ScanResult | None        the same, read bit by bit
 
 `data[start:end]` holds elements of a JSON array. Every object becomes a row of group 0, and a row of
 another group if it carries one of that group's fields. Two implementations give the same rows:
@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import enum
 import mmap
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -31,7 +32,8 @@ try:
 except ImportError:  # no compiler at install time
     _scan = None
 
-Buffer = bytes | bytearray | mmap.mmap
+Memory = bytearray | mmap.mmap
+Buffer = bytes | Memory
 PADDING = 64
 """Readable bytes that `data` must hold after `end` (the C scanner loads 16 at a time)."""
 
@@ -124,19 +126,30 @@ class Plan:
         )
 
 
-@dataclass(slots=True)
+class Columns(NamedTuple):
+    """Rows as Arrow. `groups[0]` has a row per event, the others a column `event` that points there."""
+
+    groups: list[pa.RecordBatch]
+    mismatches: dict[str, int]
+    """Column -> values of another type, now null."""
+    out_of_range: dict[str, int]
+    """Column -> values that do not fit 64 bits, now null."""
+
+
+@dataclass
 class ScanResult:
-    """Rows of one chunk. `groups[0]` has a row per event, the others a column `event` that points there."""
+    """Rows of one chunk. Whoever first asks for its columns makes Arrow of them: Python, which keeps the GIL."""
 
     status: Status
     consumed: int
     num_events: int
     not_events: int
-    groups: list[pa.RecordBatch]
-    mismatches: dict[str, int] = field(default_factory=dict)
-    """Column -> values of another type, now null."""
-    out_of_range: dict[str, int] = field(default_factory=dict)
-    """Column -> values that do not fit 64 bits, now null."""
+    to_columns: Callable[[], Columns]
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The rows."""
+        return self.to_columns()
 
 
 def have_c_scanner() -> bool:
@@ -159,47 +172,33 @@ def scan_chunk(
     return _finish(scan, plan, Status(status), consumed)
 
 
-def scan_slices(
-    read_into: Callable[[memoryview, int], int], length: int, buffer: bytearray | mmap.mmap, plan: Plan, *, base_ns: int
-) -> ScanResult | None:
-    """Scan `length` bytes that `read_into(view, start)` copies into `buffer`, slice by slice; needs the C scanner.
+def scan_file(file: int, at: int, length: int, buffer: Memory, plan: Plan, *, base_ns: int) -> ScanResult | None:
+    """Scan `length` bytes at position `at` of an open file, slice by slice through `buffer`; needs the C scanner.
 
     Gives what `scan_chunk` gives of all bytes at once, or None where only that can tell: they are broken somewhere, an
     element does not fit into the buffer, or there are fewer bytes.
     """
     assert _scan is not None
-    scan, view = _scan.begin(plan.compiled, base_ns, length), memoryview(buffer)
-    start = held = 0
-    while True:
-        wanted = min(len(buffer) - PADDING, length - start) - held
-        if read_into(view[held : held + wanted], start + held) < wanted:
-            return None
-        held += wanted
-        last = start + held == length
-        status, consumed = scan.feed(buffer, 0, held, last)
-        if last or status not in (Status.OK, Status.MORE):
-            break
-        if consumed == 0:
-            return None
-        held -= consumed
-        view[:held] = view[consumed : consumed + held]
-        start += consumed
-    if status in (Status.BAD, Status.DEEP, Status.NOT_UTF8):
+    scan = _scan.begin(plan.compiled, base_ns, length)
+    if (found := scan.feed_file(file, at, length, buffer)) is None:
         return None
-    if not last:  # the array has ended: is what follows UTF-8 too?
-        rest = bytearray(length - start - consumed)
-        read_into(memoryview(rest), start + consumed)
+    status, consumed = found
+    if status == Status.END:  # is what follows the array UTF-8 too?
         try:
-            rest.decode()
+            os.pread(file, length - consumed, at + consumed).decode()
         except UnicodeDecodeError:
             return None
-    return _finish(scan, plan, Status(status), start + consumed)
+    return _finish(scan, plan, Status(status), consumed)
 
 
 def _finish(scan: Any, plan: Plan, status: Status, consumed: int) -> ScanResult:
     num_events, not_events, owned, groups = scan.finish()
+    return ScanResult(status, consumed, num_events, not_events, lambda: _to_columns(owned, groups, plan))
+
+
+def _to_columns(owned: Any, groups: list[Any], plan: Plan) -> Columns:
     memory = pa.py_buffer(owned)
-    result = ScanResult(status, consumed, num_events, not_events, [])
+    found = Columns([], {}, {})
     for index, ((rows, event_at, columns), names) in enumerate(zip(groups, plan.groups, strict=True)):
         arrays, labels = [], []
         if index:
@@ -213,11 +212,11 @@ def _finish(scan: Any, plan: Plan, status: Status, consumed: int) -> ScanResult:
             *where, mismatches, out_of_range = column
             arrays.append(_nulls(kind, rows) if where[0] < 0 else _to_arrow(ARROW_TYPES[kind], rows, memory, *where))
             if mismatches:
-                result.mismatches[name] = mismatches
+                found.mismatches[name] = mismatches
             if out_of_range:
-                result.out_of_range[name] = out_of_range
-        result.groups.append(pa.RecordBatch.from_arrays(arrays, names=labels))
-    return result
+                found.out_of_range[name] = out_of_range
+        found.groups.append(pa.RecordBatch.from_arrays(arrays, names=labels))
+    return found
 
 
 @lru_cache(maxsize=64)

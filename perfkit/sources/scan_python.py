@@ -334,7 +334,7 @@ class _Rows:
 
     def finish(self, status: Status, consumed: int, not_events: int) -> ScanResult:
         """Turn the lists into Arrow."""
-        from perfkit.sources.scan import ARROW_TYPES, ScanResult
+        from perfkit.sources.scan import ARROW_TYPES, Columns, ScanResult
 
         batches = []
         for index, names in enumerate(self.plan.groups):
@@ -351,7 +351,8 @@ class _Rows:
                     arrays.append(pa.array(values, type_))
                 labels.append(name)
             batches.append(pa.RecordBatch.from_arrays(arrays, names=labels))
-        return ScanResult(status, consumed, len(self.rows[0]), not_events, batches, self.mismatches, self.out_of_range)
+        found = Columns(batches, self.mismatches, self.out_of_range)
+        return ScanResult(status, consumed, len(self.rows[0]), not_events, lambda: found)
 
 
 def _as_text(value: Any, *, json_text: bool) -> str | None:

@@ -99,8 +99,9 @@ class Store:
         known = {**self._catalog.metadata(key), **(metadata or {})}
         summary = summarise(key, self.committed(cluster, run, attempt), known)
         document = {"cluster": cluster, "run": run, "attempt": attempt, "metadata": known}
-        self._files.publish_bytes(json.dumps(document).encode(), layout.run_json_path(key))
-        upkeep.publish_table(self._files, RUNS, table_from_rows(RUNS, [_run_row(summary)]), layout.run_row_path(key))
+        row = table_from_rows(RUNS, [_run_row(summary)])
+        beside = {layout.run_json_path(key): json.dumps(document).encode()}
+        upkeep.publish_table(self._files, RUNS, row, layout.run_row_path(key), beside=beside)
         return summary
 
     def write_derived(

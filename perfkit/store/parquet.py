@@ -51,6 +51,10 @@ def open_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
         use_dictionary=[f.name for f in schema if f.name not in plain | _GROWING],
         column_encoding={f.name: "DELTA_BINARY_PACKED" for f in schema if f.name in _GROWING},
         dictionary_pagesize_limit=64 << 20,  # a row group's names stay one dictionary instead of falling back to text
+        # One page for a column of a row group, encoded in one go: every page takes a compressor of its own.
+        data_page_size=8 * ROW_GROUP_ROWS,
+        max_rows_per_page=2 * ROW_GROUP_ROWS,
+        write_batch_size=ROW_GROUP_ROWS,
         write_statistics=[f.name for f in schema if f.name in _PRUNED_BY],
         write_page_checksum=True,
     )

@@ -236,7 +236,7 @@ class _Part:
             return
         rows = pa.concat_tables(self._pending)
         if rows.column(0).num_chunks > 1:  # chunks bring dictionaries of their own; a row group has one
-            rows = rows.unify_dictionaries().combine_chunks()
+            rows = rows.unify_dictionaries()
         self._pending, self._pending_rows = [], 0
         with store_errors(f"{self.store}: cannot write {self.schema.name}"):
             if self._writer is None:

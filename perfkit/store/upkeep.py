@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,14 +90,20 @@ def trim(files: Files, segments: Sequence[Commit]) -> None:
         files.publish_bytes(Pack(name.id, time.time_ns(), tuple(commits)).to_json(), name.path(key))
 
 
-def publish_table(files: Files, schema: TableSchema, rows: pa.Table, path: str) -> None:
-    """Write a table as one file, in place of what was there."""
+def publish_table(
+    files: Files, schema: TableSchema, rows: pa.Table, path: str, *, beside: Mapping[str, bytes] | None = None
+) -> None:
+    """Write a table as one file, in place of what was there, and small objects `beside` it in the same flush."""
     rows = conform(schema, rows).unify_dictionaries()
     folder = files.scratch()
     try:
-        with store_errors(f"{files.name}: cannot write {path}"), open_writer(folder / "t", schema.arrow) as writer:
-            writer.write_table(rows)
-        files.publish({path: folder / "t"})
+        with store_errors(f"{files.name}: cannot write {path}"):
+            finished = {name: folder / str(number) for number, name in enumerate(beside or {})}
+            for name, target in finished.items():
+                target.write_bytes((beside or {})[name])
+            with open_writer(folder / "t", schema.arrow) as writer:
+                writer.write_table(rows)
+        files.publish({**finished, path: folder / "t"})
     finally:
         discard(folder)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import tempfile
 import threading
 
 import pytest
@@ -12,7 +13,7 @@ from perfkit.sources import chunks, scan
 from perfkit.sources.chunks import Chunks, FileChunks, prefetch
 from perfkit.sources.inputs import SliceStream
 from perfkit.sources.kineto_fields import PLAN
-from perfkit.sources.scan import PADDING, Status, scan_chunk, scan_slices
+from perfkit.sources.scan import PADDING, Status, scan_chunk, scan_file
 
 NAMES = st.text(alphabet=st.sampled_from('aé€😀\n"\\'), max_size=40)
 EVENTS = st.builds(
@@ -36,13 +37,9 @@ def events_of(count: int) -> bytes:
 @example(["null", "x"], "", 4)
 def test_slices_give_what_the_whole_gives(elements: list[str], end: str, room: int) -> None:
     data = (" , ".join(elements) + end).encode("utf-8", "surrogateescape")
-
-    def read_into(view: memoryview, start: int) -> int:
-        part = data[start : start + len(view)]
-        view[: len(part)] = part
-        return len(part)
-
-    found = scan_slices(read_into, len(data), bytearray(room + PADDING), PLAN, base_ns=5)
+    with tempfile.TemporaryFile(buffering=0) as file:
+        file.write(b"[" + data + b"more")
+        found = scan_file(file.fileno(), 1, len(data), bytearray(room + PADDING), PLAN, base_ns=5)
     whole = scan_chunk(data + bytes(PADDING), 0, len(data), PLAN, base_ns=5)
     if found is None:
         longest = max((len(element.encode()) for element in elements), default=0)
@@ -50,12 +47,22 @@ def test_slices_give_what_the_whole_gives(elements: list[str], end: str, room: i
         return
     assert (found.status, found.consumed) == (whole.status, whole.consumed)
     assert (found.num_events, found.not_events) == (whole.num_events, whole.not_events)
-    assert [batch.to_pydict() for batch in found.groups] == [batch.to_pydict() for batch in whole.groups]
+    assert [batch.to_pydict() for batch in found.columns.groups] == [
+        batch.to_pydict() for batch in whole.columns.groups
+    ]
 
 
 @pytest.mark.skipif(not scan.have_c_scanner(), reason="the C scanner was not built")
 def test_a_file_that_was_cut_meanwhile_is_not_scanned_in_slices() -> None:
-    assert scan_slices(lambda view, start: 0, 100, bytearray(200), PLAN, base_ns=0) is None
+    with tempfile.TemporaryFile(buffering=0) as file:
+        file.write(events_of(2))
+        assert scan_file(file.fileno(), 0, len(events_of(2)) + 1, bytearray(200), PLAN, base_ns=0) is None
+
+
+@pytest.mark.skipif(not scan.have_c_scanner(), reason="the C scanner was not built")
+def test_a_buffer_without_room_is_refused() -> None:
+    with tempfile.TemporaryFile() as file, pytest.raises(ValueError, match="do not fit through a buffer of 64"):
+        scan_file(file.fileno(), 0, 10, bytearray(PADDING), PLAN, base_ns=0)
 
 
 @pytest.mark.parametrize("size", [256, 1000, 1 << 20])

@@ -38,9 +38,9 @@ def run(text: str | bytes, *, plan: Plan = SMALL, scanner: str, base_ns: int = 0
 
 
 def rows(result: scan.ScanResult) -> list[list[dict[str, object]]]:
-    for batch in result.groups:
+    for batch in result.columns.groups:
         batch.validate(full=True)
-    return [batch.to_pylist() for batch in result.groups]
+    return [batch.to_pylist() for batch in result.columns.groups]
 
 
 def check_same(text: str | bytes, plan: Plan = SMALL) -> scan.ScanResult:
@@ -50,7 +50,7 @@ def check_same(text: str | bytes, plan: Plan = SMALL) -> scan.ScanResult:
     assert fast.consumed == slow.consumed
     assert (fast.num_events, fast.not_events) == (slow.num_events, slow.not_events)
     assert repr(rows(fast)) == repr(rows(slow))  # repr: NaN and -0.0 count too
-    assert (fast.mismatches, fast.out_of_range) == (slow.mismatches, slow.out_of_range)
+    assert (fast.columns.mismatches, fast.columns.out_of_range) == (slow.columns.mismatches, slow.columns.out_of_range)
     return fast
 
 
@@ -113,8 +113,8 @@ def test_an_integer_may_be_spelled_as_a_float_or_a_string(one):
 def test_what_is_no_integer_is_null_and_counted():
     result = run('{"args": {"i": 7.5}}, {"args": {"i": "x"}}, {"args": {"i": 9223372036854775808}}', scanner="auto")
     assert [row["i"] for row in rows(result)[0]] == [None, None, None]
-    assert result.mismatches == {"i": 2}
-    assert result.out_of_range == {"i": 1}
+    assert result.columns.mismatches == {"i": 2}
+    assert result.columns.out_of_range == {"i": 1}
 
 
 def test_a_pid_is_a_number_or_a_name(one):
@@ -260,7 +260,7 @@ def test_bytes_that_are_not_utf8_are_found_wherever_they_stand(scanner, where, b
         assert run(text % long, scanner=scanner).status != Status.NOT_UTF8
         result = run(text % (long[:where] + bad + long[where:]), scanner=scanner)
         assert (result.status, result.consumed, result.num_events) == (Status.NOT_UTF8, 0, 0)
-        assert all(batch.num_rows == 0 for batch in result.groups)
+        assert all(batch.num_rows == 0 for batch in result.columns.groups)
 
 
 @needs_c
@@ -310,8 +310,8 @@ def test_both_scanners_agree_on_a_kineto_event_with_all_columns():
         event["args"].setdefault(key, 3)
     result = check_same(json.dumps(event), PLAN_WITH_ARGS)
     assert result.num_events == 1
-    assert all(batch.num_rows == 1 for batch in result.groups)
-    assert pa.Table.from_batches([result.groups[0]])["name"].to_pylist() == ["k"]
+    assert all(batch.num_rows == 1 for batch in result.columns.groups)
+    assert pa.Table.from_batches([result.columns.groups[0]])["name"].to_pylist() == ["k"]
 
 
 @needs_c
