@@ -4,7 +4,7 @@
         proxy.fault = lambda request: "cut" if request.number % 5 == 0 and request.method == "GET" else None
         environment = server.environ | {"AWS_ENDPOINT_URL": proxy.url}
 
-Faults: `500` is an error of the server, `slow` dribbles the answer, `cut` closes the connection in the middle of it.
+Faults: a number such as `500` is what the server answers, `slow` dribbles the answer, `cut` closes the connection in the middle of it.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ class FaultyProxy:
             def pass_on(self) -> None:
                 body = self.body()
                 kind = outer.note(self.command, self.path, self.headers.get("Range"))
-                if kind == "500":
+                if kind and kind.isdecimal():
                     text = b"<Error><Code>InternalError</Code><Message>injected</Message></Error>"
-                    self.answer(500, {"Content-Type": "application/xml"}, text, None)
+                    self.answer(int(kind), {"Content-Type": "application/xml"}, text, None)
                     return
                 upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
                 try:

@@ -37,8 +37,9 @@ def main(channel: int, lifeline: int) -> None:
         function = _load(connection)
         while True:
             _serve(connection, function, connection.recv_bytes())
-    except (EOFError, ConnectionError):
-        return  # the parent has closed the channel, or is gone
+    except (EOFError, ConnectionError):  # the parent has closed the channel, or is gone
+        sys.stderr.flush()
+        os._exit(0)  # nothing is open any more, and taking Arrow and NumPy apart would keep the parent waiting
 
 
 def _load(connection: Connection) -> Any:

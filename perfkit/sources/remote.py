@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from perfkit.errors import InputError, StoreError
-from perfkit.store.filesystems import explain, is_transient, open_filesystem
+from perfkit.store.filesystems import explain, is_absent, is_transient, open_filesystem
 
 FIRST_BYTES = 1 << 18
 """Of the first request to a file: enough to tell what it is."""
@@ -96,7 +96,7 @@ def patiently(ask: Callable[[], T], shown: str) -> T:
             if attempt + 1 < ATTEMPTS and is_transient(error):
                 time.sleep(PAUSE_SECONDS * 2**attempt)
                 continue
-            if isinstance(error, FileNotFoundError):
+            if is_absent(error):
                 raise InputError("no such file or folder", path=shown, next_step="check the path") from None
             reason, step = explain(error)
             raise InputError(reason, path=shown, next_step=step or "run the same command again") from error

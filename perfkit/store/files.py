@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from perfkit.errors import StoreError
 from perfkit.store import layout
-from perfkit.store.filesystems import explain, open_filesystem
+from perfkit.store.filesystems import explain, is_absent, open_filesystem
 
 T = TypeVar("T")
 
@@ -83,8 +83,12 @@ class Files:
         """Raise what is wrong with the place: a bucket that does not exist looks like one without a store."""
         if not self.local:
             selector = pafs.FileSelector(self.path("").rstrip("/").split("/")[0], recursive=False)
-            with store_errors(f"{self.name}: cannot be reached"), suppress(FileNotFoundError):
-                self.filesystem.get_file_info(selector)
+            with store_errors(f"{self.name}: cannot be reached"):
+                try:
+                    self.filesystem.get_file_info(selector)
+                except (OSError, pa.ArrowException) as error:
+                    if not is_absent(error):
+                        raise
 
     def relative(self, info: pafs.FileInfo) -> str:
         """Relative path of a listed object; some file systems begin their paths with a slash, others do not."""
@@ -184,12 +188,11 @@ class Files:
         path = Path(self.path(relative))
         with store_errors(f"{self.name}: cannot write {relative}"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = _lock(path)
         try:
-            with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
+            path.unlink(missing_ok=True)  # before it is let go: whoever waited for it then finds another file there
             os.close(descriptor)
 
     def delete(self, relative: str) -> None:
@@ -224,6 +227,18 @@ def side_by_side(function: Callable[[T], None], items: Iterable[T]) -> None:
     elif listed:
         with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(listed))) as pool:
             list(pool.map(function, listed))
+
+
+def _lock(path: Path) -> int:
+    """Return a descriptor that holds the lock of a file which is there now, not of one that its last owner removed."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)
 
 
 def _fsync(path: Path) -> None:

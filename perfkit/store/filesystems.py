@@ -3,19 +3,22 @@
     open_filesystem("s3://bucket/traces?endpoint_override=http://minio:9000") -> (file system, path inside it)
     explain(error)      -> (reason, next step)      one line of what a storage library says in three
     is_transient(error) -> bool                     whether trying again can help
+    is_absent(error)    -> bool                     whether it only says that there is nothing of that name
 
-pyarrow.fs first (s3, gs, hdfs, file), fsspec for what it does not know. An S3 endpoint other than Amazon's comes
-from the URI (`endpoint_override`, `scheme`, `region`) or from AWS_ENDPOINT_URL; credentials only from where the AWS
-libraries look (environment, profile, role of the machine), never from the URI, which ends up in reports and logs.
+pyarrow.fs first (s3, gs, hdfs, file), fsspec for what it does not know. An endpoint other than the provider's comes
+from the URI (`endpoint_override`, `scheme`, `region`) or from AWS_ENDPOINT_URL or STORAGE_EMULATOR_HOST; credentials
+only from where the provider's libraries look (environment, profile, role of the machine), never from the URI, which
+ends up in reports and logs.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlsplit
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import pyarrow as pa
 
@@ -29,37 +32,76 @@ SILENCE_SECONDS = 60.0
 """A request without a byte for so long is given up, and tried again."""
 ATTEMPTS = 5
 """Of one request, by the S3 client itself, with growing pauses."""
+GOOGLE_RETRY_SECONDS = 30
+"""For so long Google's client repeats one request; by itself it would do so for a quarter of an hour."""
 
 _S3_OPTIONS = {"endpoint_override", "scheme", "region"}
+_GS_OPTIONS = {"endpoint_override", "scheme"}
+
+
+class _Explained(NamedTuple):
+    """What the text of an error means."""
+
+    pattern: str
+    reason: str
+    step: str
+    for_good: bool = True
+    """Trying again does not help."""
+
+
+_S3_PLACE = "the endpoint (AWS_ENDPOINT_URL, or ?endpoint_override= in the URI)"
+_GS_PLACE = "the endpoint (STORAGE_EMULATOR_HOST, or ?endpoint_override= in the URI)"
 _EXPLAINED = (
-    (
+    _Explained(
+        r"google::cloud.*\bNOT_FOUND.*function=(?:ListObjects|CreateResumableUpload|InsertObjectMedia)",
+        "there is no such bucket",
+        f"check its name and {_GS_PLACE}",
+    ),
+    _Explained(
+        r"google::cloud.*(?:OAuth2|UNAUTHENTICATED|HTTP status code: 401)",
+        "the credentials are missing, wrong or have expired",
+        "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS",
+    ),
+    _Explained(
+        r"google::cloud.*(?:PERMISSION_DENIED|HTTP status code: 403)",
+        "access is denied",
+        "check that the account (GOOGLE_APPLICATION_CREDENTIALS) may list, read and write there",
+    ),
+    _Explained(r"google::cloud.*CURL error", "the storage does not answer", f"check the network and {_GS_PLACE}"),
+    _Explained(
+        r"google::cloud.*(?:UNAVAILABLE|INTERNAL|HTTP status code: (?:429|5\d\d))",
+        "the storage fails again and again",
+        "run the same command again later; what is done stays done",
+    ),
+    _Explained(
         r"NO_SUCH_BUCKET|NoSuchBucket|bucket does not exist",
         "there is no such bucket",
-        "check its name and the endpoint (AWS_ENDPOINT_URL, or ?endpoint_override= in the URI)",
+        f"check its name and {_S3_PLACE}",
     ),
-    (
+    _Explained(
         r"INVALID_ACCESS_KEY_ID|InvalidAccessKeyId|SIGNATURE_DOES_NOT_MATCH|SignatureDoesNotMatch|INVALID_CLIENT_TOKEN"
         r"|InvalidClientTokenId|UNRECOGNIZED_CLIENT|EXPIRED_TOKEN|ExpiredToken|InvalidToken|HTTP status 401",
         "the credentials are wrong or have expired",
         "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     ),
-    (
+    _Explained(
         r"ACCESS_DENIED|AccessDenied|HTTP status 403|\bForbidden\b",
         "access is denied",
         "check the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE) and that they may list, read and write there",
     ),
-    (
+    _Explained(
         r"NETWORK_CONNECTION|curlCode: (?:5|6|7|28|35)\b|Could ?n.t (?:connect|resolve)|Could not resolve|timed? ?out",
         "the storage does not answer",
-        "check the network and the endpoint (AWS_ENDPOINT_URL, or ?endpoint_override= in the URI)",
+        f"check the network and {_S3_PLACE}",
+        for_good=False,
     ),
-    (
+    _Explained(
         r"SLOW_DOWN|SlowDown|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|InternalError|HTTP status 5\d\d",
         "the storage fails again and again",
         "run the same command again later; what is done stays done",
+        for_good=False,
     ),
 )
-_FOR_GOOD = re.compile("|".join(pattern for pattern, *_ in _EXPLAINED[:3]))
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -71,6 +113,8 @@ def open_filesystem(uri: str) -> tuple[pafs.FileSystem, str]:
     """Return the file system of a URI, and the path in it; nothing is asked of the storage yet."""
     if uri.startswith("s3://"):
         return _open_s3(uri)
+    if uri.startswith(("gs://", "gcs://")):
+        return _open_gs(uri)
     import pyarrow.fs as pafs  # here and below: a local trace does without
 
     try:
@@ -80,27 +124,65 @@ def open_filesystem(uri: str) -> tuple[pafs.FileSystem, str]:
     return filesystem, path.rstrip("/")
 
 
-def _open_s3(uri: str) -> tuple[pafs.FileSystem, str]:
-    parts = urlsplit(uri)
+def _options(uri: str, parts: SplitResult, allowed: set[str], user: str = "") -> dict[str, str]:
+    """Return the options of a URI; what must not stand in it is refused, and not repeated."""
     options = dict(parse_qsl(parts.query))
-    if "@" in parts.netloc or set(options) - _S3_OPTIONS:
-        refused = "credentials" if "@" in parts.netloc else ", ".join(sorted(set(options) - _S3_OPTIONS))
+    if "@" in parts.netloc and parts.netloc.rpartition("@")[0] != user:
+        refused = "credentials"
+    else:
+        refused = ", ".join(sorted(set(options) - allowed))
+    if refused:
         raise StoreError(
             f"{_without_credentials(uri)}: {refused} cannot stand in the URI",
-            next_step=f"it may have {', '.join(sorted(_S3_OPTIONS))}; credentials come from the environment",
+            next_step=f"it may have {', '.join(sorted(allowed))}; credentials come from the environment",
         )
-    if not parts.netloc:
-        raise StoreError(f"{uri}: the bucket is missing", next_step="write s3://bucket/path")
-    endpoint = options.get("endpoint_override") or os.environ.get("AWS_ENDPOINT_URL_S3")
-    endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL")
-    scheme = options.get("scheme")
-    if endpoint and "://" in endpoint:
-        scheme, endpoint = endpoint.rstrip("/").split("://", 1)
+    if not parts.netloc.rpartition("@")[2]:
+        raise StoreError(f"{uri}: the bucket is missing", next_step=f"write {parts.scheme}://bucket/path")
+    return options
+
+
+def _endpoint(given: str | None, scheme: str | None) -> tuple[str | None, str]:
+    """Tell the scheme from the address of an endpoint."""
+    if given and "://" in given:
+        scheme, given = given.rstrip("/").split("://", 1)
+    return given or None, scheme or "https"
+
+
+def _open_gs(uri: str) -> tuple[pafs.FileSystem, str]:
+    parts = urlsplit(uri)
+    options = _options(uri, parts, _GS_OPTIONS, user="anonymous")
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST")  # as all of Google's own clients
+    if emulator and "://" not in emulator:
+        emulator = f"http://{emulator}"
+    endpoint, scheme = _endpoint(options.get("endpoint_override") or emulator, options.get("scheme"))
+    bucket = parts.netloc.rpartition("@")[2]
+    anonymous = bucket != parts.netloc or (bool(emulator) and "endpoint_override" not in options)
+    return _gs_client(endpoint, scheme, anonymous), (bucket + parts.path).rstrip("/")
+
+
+@cache
+def _gs_client(endpoint: str | None, scheme: str, anonymous: bool) -> pafs.GcsFileSystem:
+    """Return the one client for an endpoint."""
+    import pyarrow.fs as pafs
+
+    return pafs.GcsFileSystem(
+        anonymous=anonymous,
+        endpoint_override=endpoint,
+        scheme=scheme,
+        retry_time_limit=timedelta(seconds=GOOGLE_RETRY_SECONDS),
+    )
+
+
+def _open_s3(uri: str) -> tuple[pafs.FileSystem, str]:
+    parts = urlsplit(uri)
+    options = _options(uri, parts, _S3_OPTIONS)
+    elsewhere = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    endpoint, scheme = _endpoint(options.get("endpoint_override") or elsewhere, options.get("scheme"))
     region = options.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if not region:
         region = "us-east-1" if endpoint else _region_of(parts.netloc)
     identity = tuple(os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"))
-    return _s3_client(region, endpoint, scheme or "https", identity), (parts.netloc + parts.path).rstrip("/")
+    return _s3_client(region, endpoint, scheme, identity), (parts.netloc + parts.path).rstrip("/")
 
 
 @cache
@@ -153,14 +235,25 @@ def _without_credentials(uri: str) -> str:
 
 def explain(error: BaseException) -> tuple[str, str | None]:
     """Say in a line what an error of a storage library means, and what to do."""
-    text = str(error)
-    for pattern, reason, step in _EXPLAINED:
-        if re.search(pattern, text):
-            return reason, step
+    if known := _known(error):
+        return known.reason, known.step
     code = getattr(error, "errno", None)
-    return (os.strerror(code) if code else (text.splitlines() or [type(error).__name__])[0]), None
+    return (os.strerror(code) if code else (str(error).splitlines() or [type(error).__name__])[0]), None
 
 
 def is_transient(error: BaseException) -> bool:
     """Say whether it is worth trying again: a network, or a server that fails; not a name or a permission."""
-    return not isinstance(error, FileNotFoundError) and not _FOR_GOOD.search(str(error))
+    known = _known(error)
+    return not (known.for_good if known else is_absent(error))
+
+
+def is_absent(error: BaseException) -> bool:
+    """Say whether there is just nothing of that name; pyarrow's Google client has no error type for an empty prefix."""
+    if _known(error):
+        return False  # it looks so if the whole bucket is missing
+    return isinstance(error, FileNotFoundError) or str(error).startswith("No such file or directory")
+
+
+def _known(error: BaseException) -> _Explained | None:
+    text = str(error)
+    return next((one for one in _EXPLAINED if re.search(one.pattern, text)), None)

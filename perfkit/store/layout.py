@@ -9,7 +9,6 @@
     manifests/cluster=<c>/run=<id>/attempt=<k>/packs/<id>.<ranks>.<segments>.json   commits of a pack, together
     manifests/cluster=<c>/run=<id>/attempt=<k>/shards/<i>-of-<n>.json           one per shard that came to its end
     notes/<time>-<id>.json                                                      what people wrote down (notes.py)
-    manifests/cluster=<c>/run=<id>/attempt=<k>/lock                             local stores: held while committing
 
 Names come from users, so a path part is a slug: a name of harmless characters stays as it is, any other
 gets its harmless characters and a hash of the whole. Names that hive readers would turn into something
@@ -137,9 +136,10 @@ def shard_path(key: RunKey, index: int, count: int) -> str:
     return f"{MANIFESTS}/{key.folder}/shards/{index:05d}-of-{count:05d}.json"
 
 
-def lock_path(key: RunKey) -> str:
-    """Path of what writers lock while they commit to a run."""
-    return f"{MANIFESTS}/{key.folder}/lock"
+def lock_path(key: RunKey, rank: int, segment: int) -> str:
+    """Path of what a writer locks while it commits a segment; others of the same run commit at the same time."""
+    identity = f"{key.folder}/{segment_key(rank, segment)}"
+    return f"{SCRATCH}/{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}.lock"
 
 
 def run_json_path(key: RunKey) -> str:

@@ -154,7 +154,8 @@ class SegmentWriter:
             side_by_side(_Part.close, self._parts.values())  # a small file has only now enough rows to write
         for part in self._parts.values():
             part.close()
-        with self._files.locked(layout.lock_path(self.key)):  # two writers of one segment must not mix their files
+        lock = layout.lock_path(self.key, self.rank, self.segment)
+        with self._files.locked(lock):  # two writers of one segment must not mix their files
             return self._publish_and_commit(described)
 
     def _publish_and_commit(self, described: dict[str, Any]) -> Commit:

@@ -6,7 +6,6 @@ import sqlite3
 import tempfile
 import threading
 
-import pyarrow.fs as pafs
 import pytest
 
 import perfkit
@@ -260,11 +259,3 @@ def test_two_shards_write_to_one_bucket_at_once(server, bucket, dump, expected):
         thread.join()
     assert not failed
     assert_same_rows(expected, all_rows(f"s3://{bucket}/lake", "job"))
-
-
-def test_google_storage_is_known_to_the_same_layer():
-    from perfkit.store.filesystems import open_filesystem
-
-    filesystem, path = open_filesystem("gs://anonymous@bucket/lake/")
-    assert (filesystem.type_name, path) == ("gcs", "bucket/lake")
-    assert isinstance(filesystem, pafs.GcsFileSystem)
