@@ -67,7 +67,7 @@ JobRequeue=1
 SlurmdParameters=config_overrides
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
 """
-NODE = "NodeName=n{number} NodeHostname={host} NodeAddr={address} Port={port} CPUs=4 RealMemory=500 State=UNKNOWN\n"
+NODE = "NodeName=n{number} NodeHostname={host} NodeAddr={address} Port={port} CPUs={cpus} RealMemory={memory_mb} State=UNKNOWN\n"
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
 
 
@@ -98,9 +98,21 @@ def free_ports(count: int) -> list[int]:
 class SlurmCluster:
     """Slurm for one test."""
 
-    def __init__(self, folder: Path, *, nodes: int = 2, network: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        nodes: int = 2,
+        network: str | None = None,
+        cpus: int = 4,
+        memory_mb: int = 500,
+        own_processes: bool = False,
+    ) -> None:
+        """Prepare a cluster; nodes may claim what they do not have, and jobs may see no processes but their node's."""
         require_slurm()
         self.folder, self.nodes = folder, nodes
+        self._claims = {"cpus": cpus, "memory_mb": memory_mb}
+        self._apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"] if own_processes else []
         self.network = network or os.environ.get("PERFKIT_SLURM_NETWORK")
         assert self.network in (None, *NETWORKS), f"network is one of {NETWORKS}, not {self.network}"
         self._space = f"pk{uuid.uuid4().hex[:12]}"
@@ -135,10 +147,11 @@ class SlurmCluster:
         address = SECOND_ADDRESS if self._inside and self.network != "bare" else "127.0.0.1"
         ipv4 = subprocess.run([*self._inside, sys.executable, "-c", ASK_IPV4], env=self.environ, capture_output=True)
         here = {"host": socket.gethostname().split(".")[0], "address": address}
+        self.address = address
         controller, *ports = free_ports(1 + self.nodes)
         text = CONFIG.format(**here, folder=folder, port=controller)
         text += "CommunicationParameters=EnableIPv6\n" if ipv4.returncode else ""
-        text += "".join(NODE.format(**here, number=number + 1, port=port) for number, port in enumerate(ports))
+        text += "".join(NODE.format(**here, **self._claims, number=number + 1, port=port) for number, port in enumerate(ports))
         (folder / "slurm.conf").write_text(text)
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
 
@@ -167,7 +180,7 @@ class SlurmCluster:
         self._until(lambda: (folder / "munge.socket").exists(), "munge")
         self._daemon("slurmctld", "-D", "-f", f"{folder}/slurm.conf")
         for node in range(self.nodes):
-            self._daemon("slurmd", "-D", "-N", f"n{node + 1}", "-f", f"{folder}/slurm.conf")
+            self._daemon(*self._apart, "slurmd", "-D", "-N", f"n{node + 1}", "-f", f"{folder}/slurm.conf")
         self._until(self._idle, "idle nodes")
 
     def _idle(self) -> bool:
