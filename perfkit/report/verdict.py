@@ -239,6 +239,8 @@ def ladder(document: Document) -> Ladder:
 
 
 def _why_not_points(document: Document) -> str:
+    if "hardware" not in document:  # a waterfall from a store comes without what explains it
+        return ""
     if document["hardware"]["peak_flops"] is None:
         return ", as no peak is known"
     if document["mfu"]["flops_coverage"] == 0:
