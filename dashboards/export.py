@@ -2,7 +2,7 @@
 
     GET <prefix>export/<section>.csv?<the view>       the rows behind a section, as the same link shows them
 
-A cell that a spreadsheet would run as a formula gets an apostrophe before it.
+A cell that a spreadsheet would run as a formula gets an apostrophe before it, as in every CSV of perfkit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import flask
 import pyarrow as pa
 
 from perfkit.errors import PerfkitError
+from perfkit.export.tables import without_formulas
 
 from .data import Source
 from .limits import charge
@@ -25,7 +26,6 @@ from .view import View
 
 EXPORT_COST = 4.0
 """Computed answers that a file counts as."""
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def add_routes(server: flask.Flask, source: Source, prefix: str) -> None:
@@ -51,18 +51,12 @@ def add_routes(server: flask.Flask, source: Source, prefix: str) -> None:
 def to_csv(rows: pa.Table) -> Iterator[str]:
     """Yield the lines of a table."""
     yield _line(rows.column_names)
-    for batch in rows.to_batches(max_chunksize=10_000):
+    for batch in without_formulas(rows).to_batches(max_chunksize=10_000):
         for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             yield _line(values)
 
 
 def _line(values: Iterable[Any]) -> str:
     out = io.StringIO()
-    csv.writer(out).writerow([_cell(value) for value in values])
+    csv.writer(out).writerow(values)
     return out.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, str) and value.lstrip(" ").startswith(_FORMULA):
-        return "'" + value
-    return value

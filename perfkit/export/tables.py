@@ -182,7 +182,7 @@ def _for_csv(table: pa.Table) -> pa.Table:
 def without_formulas(table: pa.Table) -> pa.Table:
     """Quote text that a spreadsheet would run: names in a trace are anyone's."""
     for i, column in enumerate(table.schema):
-        if pa.types.is_dictionary(column.type) or pa.types.is_string(column.type):
+        if pa.types.is_dictionary(column.type) or column.type in (pa.utf8(), pa.large_utf8(), pa.string_view()):
             text = table[i].cast(pa.utf8())
             harmless = pc.match_substring_regex(text, _NUMBER)
             quoted = pc.replace_substring_regex(text, _FORMULA, r"'\1")

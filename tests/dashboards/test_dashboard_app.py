@@ -143,12 +143,25 @@ def test_an_unknown_export_is_not_found(client) -> None:
 def test_a_cell_that_a_spreadsheet_would_run_is_disarmed() -> None:
     import pyarrow as pa
 
-    cells = ["=1+1", "+cmd", "-2", "@x", " =x", "\t=x", "fine", "a,b", 'q"q', None, ""]
-    text = "".join(to_csv(pa.table({"name": cells, "n": [-1.5] * len(cells)})))
-    rows = list(csv.reader(io.StringIO(text)))[1:]
-    assert [row[0] for row in rows[:6]] == ["'" + cell for cell in cells[:6]]
-    assert [row[0] for row in rows[6:]] == ["fine", "a,b", 'q"q', "", ""]
-    assert {row[1] for row in rows} == {"-1.5"}
+    cells = ["=1+1", "+cmd", "-2+3", "@x", " =x", "\t=x", "fine", "a,b", 'q"q', None, "", "-2"]
+    for kind in (pa.utf8(), pa.large_utf8(), pa.string_view(), pa.dictionary(pa.int32(), pa.utf8())):
+        name = pa.array(cells).cast(kind)
+        text = "".join(to_csv(pa.table({"name": name, "n": [-1.5] * len(cells)})))
+        rows = list(csv.reader(io.StringIO(text)))[1:]
+        assert [row[0] for row in rows[:6]] == ["'" + cell for cell in cells[:6]], kind
+        assert [row[0] for row in rows[6:]] == ["fine", "a,b", 'q"q', "", "", "-2"], kind
+        assert {row[1] for row in rows} == {"-1.5"}
+
+
+def test_there_is_one_rule_of_what_a_spreadsheet_would_run(monkeypatch) -> None:
+    import perfkit_dashboards.export
+    import pyarrow as pa
+
+    from perfkit.export.tables import without_formulas
+
+    assert perfkit_dashboards.export.without_formulas is without_formulas
+    monkeypatch.setattr(perfkit_dashboards.export, "without_formulas", lambda table: table.slice(1))
+    assert "".join(to_csv(pa.table({"name": ["=1", "b"]}))).split() == ["name", "b"]
 
 
 # ------------------------------------------------------------------ hostile names
