@@ -29,7 +29,7 @@ from .commands import command_of
 from .data import Source
 from .export import add_routes
 from .guard import add_headers, refuse_unknown
-from .limits import EXTENSION, Limits, charge
+from .limits import EXTENSION, HEAVY_PER_MINUTE, Limits, charge
 from .notes import add_note_routes
 from .pages import PAGES, SECTIONS
 from .section import Context, Section
@@ -38,8 +38,6 @@ from .view import View
 
 REFRESH_S = 30
 KEPT_SECTIONS = 512
-HEAVY_PER_MINUTE = 240
-"""Answers that have to be computed which one user may ask for, where users are known."""
 log = logging.getLogger("perfkit.dashboard")
 
 
@@ -48,7 +46,7 @@ def create_app(
     *,
     prefix: str = "/",
     access: Access | None = None,
-    heavy_per_minute: float | None = None,
+    limits: Limits | None = None,
     read_only: bool = False,
 ) -> Dash:
     """Return the app over a store; with `access` for those who may see it, each their own part."""
@@ -56,16 +54,16 @@ def create_app(
     prefix = "/" + prefix.strip("/") + "/" if prefix.strip("/") else "/"
     app = Dash(
         __name__, title="perfkit", update_title="", url_base_pathname=prefix, serve_locally=True, use_pages=False,
-        assets_folder=str(Path(__file__).parent / "assets"), enable_mcp=False, health_endpoint="health",
-        suppress_callback_exceptions=True, add_log_handler=False, compress=False,
+        assets_folder=str(Path(__file__).parent / "assets"), assets_ignore=r"timeline\.js", enable_mcp=False,
+        health_endpoint="health", suppress_callback_exceptions=True, add_log_handler=False, compress=False,
         index_string=shell.index_string(prefix), on_error=None,
     )  # fmt: skip
     app.layout = shell.frame(source, prefix, REFRESH_S)
     if access is not None:
         source = protect(app.server, access, source, prefix)
-        heavy_per_minute = heavy_per_minute or HEAVY_PER_MINUTE
-    if heavy_per_minute:
-        app.server.extensions[EXTENSION] = Limits(heavy_per_minute)
+        limits = limits or Limits(HEAVY_PER_MINUTE)
+    if limits:
+        app.server.extensions[EXTENSION] = limits
     refuse_unknown(app.server, source, prefix)
     _add_client_side(app)
     _add_pages(app, source, prefix)

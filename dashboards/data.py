@@ -172,16 +172,18 @@ class Source:
 
     def knows(self, view: View) -> bool:
         """Whether there is what a link names: its cluster, and the run in it. What may not be seen is not there."""
-        if view.cluster is None:
-            return True
-        name = (view.cluster, view.run)
-        if name not in self._seen:
-            if not self._finds(*name):
-                return False
-            if len(self._seen) > 10_000:
-                self._seen.clear()
-            self._seen.add(name)
-        return True
+        return self.missing(view) is None
+
+    def missing(self, view: View) -> tuple[str, str | None] | None:
+        """Return the first cluster, or cluster and run, that a link names and that is not there."""
+        for name in view.names():
+            if name not in self._seen:
+                if not self._finds(*name):
+                    return name
+                if len(self._seen) > 10_000:
+                    self._seen.clear()
+                self._seen.add(name)
+        return None
 
     def _finds(self, cluster: str, run: str | None) -> bool:
         """Look where it is likely first: a name that nothing knows costs a look at everything."""

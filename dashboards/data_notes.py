@@ -20,7 +20,14 @@ MAX_SHOWN = 40
 def all_notes(source: Source) -> list[Note]:
     """Return the notes that somebody may see, oldest first."""
     made = source.remember((FOLDER, source.engine.version([FOLDER])), None, lambda: _read(source))
-    return [note for note in made if note.cluster is None or source.scope.sees(note.cluster, note.run)]
+    return [note for note in made if all(source.scope.sees(*name) for name in _names(note))]
+
+
+def _names(note: Note) -> list[tuple[str, str | None]]:
+    """Return what a note is about, and what its link compares it with."""
+    path, _, query = (note.link or "").partition("?")
+    own = [] if note.cluster is None else [(note.cluster, note.run)]
+    return [*own, *View.parse(path, query).names()]
 
 
 def _read(source: Source) -> list[Note]:

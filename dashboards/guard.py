@@ -3,8 +3,8 @@
     refuse_unknown(server, source, prefix)     404 for a cluster or run that is not there, or not for who asks: the same
     add_headers(app, private=True)             the browser runs only the scripts that this server sends
 
-The content policy has no inline script but Dash's one line, by its hash. The grid and plotly compile expressions while
-they run, and the component library sets styles, so eval and inline styles stay allowed.
+The content policy has no inline script but Dash's one line, by its hash, and no eval: nothing here compiles text while
+it runs (plotly's WebGL traces would, and none is drawn). The component library sets styles, so inline ones stay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .view import View
 UPDATE = "_dash-update-component"
 _POLICY = (
     "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; "
-    "script-src 'self' 'unsafe-eval'{scripts}; connect-src 'self'; font-src 'self' data:; object-src 'none'; "
+    "script-src 'self'{scripts}; connect-src 'self'; font-src 'self' data:; object-src 'none'; "
     "base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
 )
 
@@ -45,12 +45,12 @@ def refuse_unknown(server: flask.Flask, source: Source, prefix: str) -> None:
             views = _views_of(request.get_json(silent=True), prefix)
         else:
             views = [View.parse(f"/{inside}", request.query_string.decode("utf-8", "replace"))]
-        missing = next((view for view in views if not source.knows(view)), None)
+        missing = next((name for view in views if (name := source.missing(view)) is not None), None)
         if missing is None:
             return None
         if inside == UPDATE or inside.startswith(("export/", FOLDER)):
             return flask.Response("There is nothing of that name.\n", 404, mimetype="text/plain")
-        return flask.Response(_missing_page(missing, prefix), 404, mimetype="text/html")
+        return flask.Response(_missing_page(*missing, prefix), 404, mimetype="text/html")
 
 
 def _same_site(request: flask.Request) -> bool:
@@ -75,8 +75,8 @@ def _views_of(body: Any, prefix: str) -> list[View]:
     return found
 
 
-def _missing_page(view: View, prefix: str) -> str:
-    what = f"Run {fmt.clean(view.run, 80)}" if view.run is not None else f"Cluster {fmt.clean(view.cluster or '', 80)}"
+def _missing_page(cluster: str, run: str | None, prefix: str) -> str:
+    what = f"Run {fmt.clean(run, 80)}" if run is not None else f"Cluster {fmt.clean(cluster, 80)}"
     home = escape(quote(prefix))
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">

@@ -2,7 +2,8 @@
 
     serve("runs/", host="127.0.0.1", port=8050, workers=2, threads=4)     blocks until interrupted
 
-Each worker makes its own app after the fork: a DuckDB connection and threads must not cross one.
+Each worker makes its own app after the fork: a DuckDB connection and threads must not cross one. Who may see what, and
+how much, is made before it, so that limits hold for all workers together.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ class Options:
         return Access(self.auth_file, header=self.trust_header, proxies=self.trust_proxies)
 
     def settings(self) -> dict[str, Any]:
-        """Return the arguments of `create_app`."""
-        return {
-            "access": self.access(),
-            "heavy_per_minute": self.heavy_per_minute,
-            "read_only": self.read_only,
-        }
+        """Return the arguments of `create_app`; once for all workers."""
+        from .limits import HEAVY_PER_MINUTE, Limits
+
+        access = self.access()
+        rate = self.heavy_per_minute or (HEAVY_PER_MINUTE if access is not None else None)
+        return {"access": access, "limits": Limits(rate) if rate else None, "read_only": self.read_only}
 
 
 def serve(
@@ -54,7 +55,7 @@ def serve(
 ) -> None:  # fmt: skip
     """Bind, say the address, and serve."""
     options = options or Options()
-    options.access()  # what is wrong with it is said before anything is bound
+    settings = options.settings()  # what is wrong with it is said before anything is bound
     listener = bind(host, port)
     shown = "127.0.0.1" if host in ("0.0.0.0", "") else host  # a wildcard is no address to open
     path = "/" + prefix.strip("/") + "/" if prefix.strip("/") else "/"
@@ -64,11 +65,11 @@ def serve(
         plain = "over plain HTTP; put a proxy with TLS in front of it, passwords are readable on the way"
         say(f"perfkit dashboard: reachable from other machines {open_door if options.auth_file is None else plain}")
     if importlib.util.find_spec("gunicorn"):
-        _gunicorn(store, listener, prefix, workers, threads, options)
+        _gunicorn(store, listener, prefix, workers, threads, settings)
     elif workers > 1:
         raise UsageError("--workers needs gunicorn", next_step="install it with `pip install gunicorn`")
     else:
-        _werkzeug(store, listener, host, prefix, options)
+        _werkzeug(store, listener, host, prefix, settings)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -86,7 +87,9 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _gunicorn(store: str, listener: socket.socket, prefix: str, workers: int, threads: int, options: Options) -> None:
+def _gunicorn(
+    store: str, listener: socket.socket, prefix: str, workers: int, threads: int, arguments: dict[str, Any]
+) -> None:
     from gunicorn.app.base import BaseApplication
 
     class Server(BaseApplication):  # type: ignore[misc]
@@ -107,7 +110,7 @@ def _gunicorn(store: str, listener: socket.socket, prefix: str, workers: int, th
 
             source = Source(store)
             threading.Thread(target=warm, args=(source,), daemon=True).start()
-            return create_app(source, prefix=prefix, **options.settings()).server
+            return create_app(source, prefix=prefix, **arguments).server
 
     listener.set_inheritable(True)
     listener.listen(256)
@@ -136,11 +139,11 @@ def warm(source: Any) -> None:
             source.load(table, source.window(View(range="1y")))
 
 
-def _werkzeug(store: str, listener: socket.socket, host: str, prefix: str, options: Options) -> None:
+def _werkzeug(store: str, listener: socket.socket, host: str, prefix: str, arguments: dict[str, Any]) -> None:
     from werkzeug.serving import make_server
 
     from .app import create_app
 
     listener.listen(256)
-    app = create_app(store, prefix=prefix, **options.settings())
+    app = create_app(store, prefix=prefix, **arguments)
     make_server(host, listener.getsockname()[1], app.server, threaded=True, fd=listener.fileno()).serve_forever()

@@ -137,6 +137,13 @@ class View:
             kept |= {"run": self.run, "attempt": self.attempt}
         return View(page=page, **{**kept, **state})
 
+    def names(self) -> list[tuple[str, str | None]]:
+        """Return every cluster that the link is about, each with its run where it names one."""
+        found = [(self.cluster, self.run)]
+        if self.base or self.base_cluster:
+            found.append((self.base_cluster or self.cluster, self.base or None))
+        return [(cluster, run) for cluster, run in found if cluster is not None]
+
     def change(self, **state: Any) -> View:
         """Return this view with other values."""
         return replace(self, **state)

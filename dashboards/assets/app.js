@@ -52,6 +52,7 @@
       if (text !== config.defaults[name]) query.append(name, text);
     }
     if (name === "range") { query.delete("since"); query.delete("until"); }
+    if (name === "base_cluster") query.delete("base"); /* a run of the cluster before */
     const text = query.toString().replace(/\+/g, "%20");
     return text ? "?" + text : "";
   }

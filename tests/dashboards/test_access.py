@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from perfkit_dashboards.access import Access, check_password, hash_password, rea
 from perfkit_dashboards.app import create_app
 from perfkit_dashboards.data import Source
 from perfkit_dashboards.grants import Scope
-from perfkit_dashboards.limits import EXTENSION, Limits
+from perfkit_dashboards.limits import EXTENSION, KNOWN_USERS, Limits
 from perfkit_dashboards.pages import PAGES, SECTIONS
+from perfkit_dashboards.serve import Options
 from perfkit_dashboards.view import View
 
 from perfkit.cli.main import main
@@ -44,7 +46,7 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def app(fleet: Path, users: Path) -> Any:
-    return create_app(str(fleet), access=Access(users), heavy_per_minute=1e9)
+    return create_app(str(fleet), access=Access(users), limits=Limits(1e9))
 
 
 @pytest.fixture
@@ -154,16 +156,18 @@ def test_a_tenant_sees_its_own_and_nothing_of_others_on_any_page(client) -> None
     assert "alpha" in tiles
 
 
-def answers_about(client: Any, cluster: str, run: str) -> list[tuple[int, bytes]]:
-    """Ask for a run in every way there is."""
+def answers_about(client: Any, cluster: str, run: str, more: str = "") -> list[tuple[int, bytes]]:
+    """Ask for a run in every way there is; `more` goes into every query."""
     found = []
     for page in PAGES:
-        found.append(client.get(f"/{page}?cluster={cluster}&run={run}"))
-        found.append(client.get(f"/{page}?cluster={cluster}"))
+        found.append(client.get(f"/{page}?cluster={cluster}&run={run}{more}"))
+        found.append(client.get(f"/{page}?cluster={cluster}{more}"))
+    for file in ("timeline.json", "timeline.trace.json.gz"):
+        found.append(client.get(f"/export/{file}?cluster={cluster}&run={run}{more}"))
     for section in SECTIONS.values():
-        found.append(client.get(f"/export/{section.name}.csv?cluster={cluster}&run={run}&rank=5"))
+        found.append(client.get(f"/export/{section.name}.csv?cluster={cluster}&run={run}&rank=5{more}"))
         page = section.name.split(".")[0]
-        seen = {"path": f"/{page}", "search": f"?cluster={cluster}&run={run}", "theme": "light"}
+        seen = {"path": f"/{page}", "search": f"?cluster={cluster}&run={run}{more}", "theme": "light"}
         ids = {"part": "body", "section": section.name}, {"part": "drawn", "section": section.name}
         body = {
             "output": '..{"part":"body","section":["MATCH"]}.children...{"part":"drawn","section":["MATCH"]}.data..',
@@ -176,10 +180,10 @@ def answers_about(client: Any, cluster: str, run: str) -> list[tuple[int, bytes]
     for output in ("..page.children...crumbs.children...shown.data..", "runs.getRowsResponse"):
         body = {"output": output, "outputs": [], "changedPropIds": [], "state": [],
                 "inputs": [{"id": "view", "property": "data", "value": {"path": "/run", "search":
-                            f"?cluster={cluster}&run={run}"}}]}  # fmt: skip
+                            f"?cluster={cluster}&run={run}{more}"}}]}  # fmt: skip
         found.append(client.post("/_dash-update-component", json=body))
-    found.append(client.get(f"/notes?cluster={cluster}&run={run}"))
-    link = f"/run?cluster={cluster}&run={run}"
+    found.append(client.get(f"/notes?cluster={cluster}&run={run}{more}"))
+    link = f"/run?cluster={cluster}&run={run}{more}"
     found.append(client.post("/notes", json={"kind": "view", "text": "a", "link": link}))
     return [(answer.status_code, answer.data) for answer in found]
 
@@ -193,6 +197,32 @@ def test_another_tenants_run_is_answered_like_one_that_is_not_there(client) -> N
     assert foreign == plain
     mixed = answers_about(grace, "alpha", "shaky")
     assert [status for status, _ in mixed if status == 200] == [200] * len(PAGES), "only the pages of its cluster"
+
+
+@pytest.mark.parametrize("probe", ["&base=shaky&base_cluster=beta", "&base=shaky", "&base_cluster=beta"])
+def test_a_run_to_compare_with_is_granted_like_any_other(client, probe: str) -> None:
+    grace, none = As(client, "grace"), probe.replace("shaky", "shakz").replace("beta", "beto")
+    foreign = answers_about(grace, "alpha", "steady", probe)
+    assert {status for status, _ in foreign} == {404, 400}
+    assert foreign[-1][0] == 400, "no view is saved that names it"
+    missing = answers_about(grace, "alpha", "steady", none)
+    plain = [(status, data.replace(b"beto", b"beta").replace(b"shakz", b"shaky")) for status, data in missing]
+    assert foreign == plain
+    own = View(page="compare", cluster="alpha", run="steady", base="short")
+    assert grace.get(own.href()).status_code == 200
+    assert draw(grace, own, "compare.verdict")
+
+
+def test_who_may_compare_two_tenants_saves_a_view_that_only_such_people_see(client) -> None:
+    ada, grace = As(client, "ada"), As(client, "grace")
+    link = View(page="compare", cluster="alpha", run="steady", base="shaky", base_cluster="beta").href()
+    assert ada.get(link).status_code == 200
+    kept = ada.post("/notes", json={"kind": "view", "text": "against beta", "link": link}).get_json()["id"]
+    try:
+        assert link in ada.get("/notes?cluster=alpha&run=steady").get_data(as_text=True).replace("\\u0026", "&")
+        assert b"shaky" not in grace.get("/notes?cluster=alpha&run=steady").data
+    finally:
+        assert ada.delete(f"/notes/{kept}").status_code == 200
 
 
 def test_the_owner_of_everything_sees_what_the_tenant_does_not(client) -> None:
@@ -397,10 +427,53 @@ def test_a_bucket_fills_again() -> None:
     assert limits.take("c", 10) == 0, "an answer dearer than a bucket takes all of it"
 
 
+def test_a_limit_is_one_for_all_workers_and_survives_one_that_is_killed() -> None:
+    limits = Limits(60, burst=40, clock=lambda: 0.0)
+    fork = multiprocessing.get_context("fork")
+    taken = fork.Queue()
+
+    def ask() -> None:
+        taken.put(sum(limits.take("ada") == 0 for _ in range(30)))
+
+    workers = [fork.Process(target=ask) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    assert sum(taken.get(timeout=60) for _ in workers) == 40
+    for worker in workers:
+        worker.join()
+
+    def die() -> None:
+        with limits._alone():
+            os.kill(os.getpid(), 9)
+
+    killed = fork.Process(target=die)
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -9
+    assert limits.take("ada") > 0
+    assert limits.take("grace") == 0
+
+
+def test_more_users_than_there_is_room_for_are_counted_by_who_came_last() -> None:
+    now = [0.0]
+    limits = Limits(60, burst=1, clock=lambda: now[0])
+    for i in range(3 * KNOWN_USERS):
+        now[0] = i * 1e-6
+        assert limits.take(f"user {i}") == 0, "nobody pays for another"
+    assert limits.take(f"user {i}") > 0
+
+
+def test_limits_are_made_once_for_all_workers(users) -> None:
+    for options, rate in ((Options(auth_file=str(users)), 240), (Options(heavy_per_minute=7), 7)):
+        assert 60 * options.settings()["limits"].rate == pytest.approx(rate)
+    assert Options().settings() == {"access": None, "limits": None, "read_only": False}
+
+
 def test_the_browser_may_run_only_scripts_of_this_server(client) -> None:
     answer = As(client, "ada").get("/")
     policy = dict(part.strip().split(" ", 1) for part in answer.headers["Content-Security-Policy"].split(";"))
     assert "'unsafe-inline'" not in policy["script-src"]
+    assert "'unsafe-eval'" not in policy["script-src"]
     assert "'sha256-" in policy["script-src"]
     assert "*" not in policy["script-src"]
     assert policy["default-src"] == "'self'"
