@@ -52,7 +52,7 @@ def create_app(
     """Return the app over a store; with `access` for those who may see it, each their own part."""
     source = store if isinstance(store, Source) else Source(store)
     prefix = "/" + prefix.strip("/") + "/" if prefix.strip("/") else "/"
-    app = Dash(
+    app = shell.Frame(
         __name__, title="perfkit", update_title="", url_base_pathname=prefix, serve_locally=True, use_pages=False,
         assets_folder=str(Path(__file__).parent / "assets"), assets_ignore=r"timeline\.js", enable_mcp=False,
         health_endpoint="health", suppress_callback_exceptions=True, add_log_handler=False, compress=False,
@@ -133,7 +133,15 @@ def _add_pages(app: Dash, source: Source, prefix: str) -> None:
         page = PAGES.get(view.page)
         if page is None:
             return shell.missing(found), shell.crumbs(found), key
-        slots = html.Div([cards.slot(section) for section in page.sections], className="pk-grid")
+        slots = html.Div(
+            [
+                cards.slot(section, render(section, found), _key(section, found))
+                if section.at_once
+                else cards.slot(section)
+                for section in page.sections
+            ],
+            className="pk-grid",
+        )
         return [guarded(page.name, lambda: page.head(found)), slots], shell.crumbs(found), key
 
 
@@ -158,7 +166,7 @@ def _add_sections(app: Dash, source: Source, prefix: str) -> None:
         found = context(source, view_data, prefix)
         if found.view.page != section.name.split(".")[0]:
             raise PreventUpdate
-        key = f"{found.source.scope.name}|{section.key(found.view, found.theme, _version(found))}"
+        key = _key(section, found)
         if key == drawn:
             raise PreventUpdate
         with lock:
@@ -166,13 +174,15 @@ def _add_sections(app: Dash, source: Source, prefix: str) -> None:
         if known is None:
             charge()
             known = render(section, found)
-            if not section.kept:
-                return known, key
             with lock:
                 kept[key] = known
                 while len(kept) > KEPT_SECTIONS:
                     kept.popitem(last=False)
         return known, key
+
+
+def _key(section: Section, found: Context) -> str:
+    return f"{found.source.scope.name}|{section.key(found.view, found.theme, _version(found))}"
 
 
 def render(section: Section, found: Context) -> Any:

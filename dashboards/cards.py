@@ -25,14 +25,16 @@ GRAPH = {
 """plotly's cloud button is off; PNG has a button of its own that the keyboard reaches."""
 
 
-def slot(section: Section) -> html.Div:
-    """Return the place where a section will be."""
-    wait = html.Div(className="pk-wait", **{"aria-hidden": "true"})
+def slot(section: Section, drawn: Any = None, key: str | None = None) -> html.Div:
+    """Return the place where a section will be, or is as `drawn`."""
+    wait = html.Div(className="pk-wait", **{"aria-hidden": "true"}) if drawn is None else drawn
     width = f" pk-w{section.width}" if section.width < 12 else ""
     inner = html.Div(
         wait, id={"section": section.name, "part": "body"}, className="slot", style={"minHeight": section.minimum}
     )
-    return html.Div([inner, dcc.Store(id={"section": section.name, "part": "drawn"})], className=f"pk-slot{width}")
+    return html.Div(
+        [inner, dcc.Store(id={"section": section.name, "part": "drawn"}, data=key)], className=f"pk-slot{width}"
+    )
 
 
 def name_of(text: str | None, width: int = 80) -> str:
@@ -80,12 +82,13 @@ def delta(now: float | None, before: float | None, *, scale: float = 100.0, unit
 
 def card(
     title: str, children: Any, *, key: str | None = None, sub: Any = "", csv: str | None = None, png: str | None = None,
-    actions: Sequence[Any] = (),
+    actions: Sequence[Any] = (), csv_extra: dict[str, str] | None = None,
 ) -> html.Section:  # fmt: skip
     """Return a card with a title, what it means, and its exports."""
     buttons: list[Any] = [*actions]
     if csv:
-        buttons.append(html.A("CSV", href=csv, className="pk-action", download="", **{"aria-label": f"{title} as CSV"}))
+        extra = {"aria-label": f"{title} as CSV", **(csv_extra or {})}
+        buttons.append(html.A("CSV", href=csv, className="pk-action", download="", **extra))
     if png:
         buttons.append(
             html.Button(

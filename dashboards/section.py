@@ -53,8 +53,8 @@ class Section:
     """Height in px that is kept free while it is drawn."""
     width: int = 12
     """Columns of twelve."""
-    kept: bool = True
-    """Whether the server keeps it as drawn for who asks next; not where every look is another one, and large."""
+    at_once: bool = False
+    """Laid out with the page: it asks for nothing, because a script of its own brings what it shows."""
 
     def key(self, view: View, theme: Theme, version: str) -> str:
         """Return text that changes when the section has to be drawn again."""

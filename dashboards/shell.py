@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import fields
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import dcc, html
+import flask
+from dash import Dash, dcc, html
 
 from . import cards
 from . import format as fmt
@@ -20,6 +23,10 @@ from .view import OF_A_RUN, RANGES, View
 PAGE_LABELS = {"ranks": "Ranks", "timeline": "Timeline", "collectives": "Collectives", "kernels": "Kernels",
                "compare": "Compare", "node-health": "Health"}  # fmt: skip
 RANGE_LABELS = {"24h": "24 hours", "7d": "7 days", "30d": "30 days", "90d": "90 days", "1y": "1 year", "all": "All"}
+
+GRID_PAGES = ("fleet",)
+"""Pages that are drawn with the grid; assets/app.js loads it elsewhere when another page is opened."""
+_GRID_SCRIPT = re.compile(r'<script src="([^"]*/dash_ag_grid/[^"]*)"></script>')
 
 
 def index_string(prefix: str) -> str:
@@ -41,12 +48,31 @@ def index_string(prefix: str) -> str:
     <title>{{%title%}}</title>
     <link rel="icon" href="{icon}">
     {{%css%}}
+    <script src="{escape(prefix)}assets/timeline.js?m={_changed("timeline.js")}"></script>
   </head>
   <body>
     {{%app_entry%}}
     <footer>{{%config%}}{{%scripts%}}{{%renderer%}}</footer>
   </body>
 </html>"""
+
+
+class Frame(Dash):
+    """The app, whose pages load the grid's megabyte before they are drawn only where there is a grid."""
+
+    def interpolate_index(self, **parts: str) -> str:  # type: ignore[override]
+        """Return the HTML of a page."""
+        page = View.parse(flask.request.path, "", self.config.requests_pathname_prefix).page
+        if page not in GRID_PAGES:
+            parts["scripts"] = _GRID_SCRIPT.sub(
+                r'<link rel="prefetch" as="script" data-late href="\1">', parts["scripts"]
+            )
+        return str(super().interpolate_index(**parts))
+
+
+def _changed(name: str) -> int:
+    """Return when an asset was changed, so that a browser does not take an old one."""
+    return int((Path(__file__).parent / "assets" / name).stat().st_mtime)
 
 
 def frame(source: Source, prefix: str, refresh_s: int) -> Any:

@@ -35,6 +35,14 @@
   for (const kind of ["pointerdown", "click", "keydown", "input", "change"])
     addEventListener(kind, (event) => { if (inControls(event.target)) used = true; }, true);
   for (const kind of ["popstate", "_dashprivate_pushstate"]) addEventListener(kind, () => { used = false; });
+  /* what the first page can do without (shell.Frame) is loaded when another page is opened */
+  let late;
+  pk.late = () => (late ||= Promise.all([...document.querySelectorAll("link[data-late]")].map((link) => new Promise((done) => {
+    const script = Object.assign(document.createElement("script"), { src: link.href, onload: done, onerror: done });
+    link.remove();
+    document.head.append(script);
+  }))));
+  const bare = !!document.querySelector("link[data-late]"), first = location.pathname;
   const view = () => ({ path: location.pathname, search: location.search, theme: pk.chosen });
   function withValue(search, name, value) {
     const query = new URLSearchParams(search);
@@ -73,7 +81,7 @@
   const none = () => window.dash_clientside.no_update;
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     perfkit: {
-      view: (href) => (href ? view() : none()),
+      view: (href) => (href ? (bare && location.pathname !== first ? pk.late().then(view) : view()) : none()),
       /* a control changed: write its value into the URL */
       control: (values, checked, ids, checkedIds) => {
         const trigger = window.dash_clientside.callback_context.triggered_id;
@@ -177,7 +185,15 @@
     (navigator.clipboard ? navigator.clipboard.writeText(text).catch(old) : Promise.resolve(old())).then(() => say(button, "Copied"));
   }
   function png(button) {
-    const graph = button.closest(".pk-card")?.querySelector(".js-plotly-plot");
+    const graph = button.closest(".pk-card")?.querySelector(".js-plotly-plot, canvas");
+    if (graph instanceof HTMLCanvasElement) {
+      graph.toBlob((image) => {
+        const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(image), download: button.getAttribute("data-name") + ".png" });
+        link.click();
+        setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+      });
+      return;
+    }
     if (graph && window.Plotly)
       window.Plotly.downloadImage(graph, { format: "png", scale: 2, width: graph.offsetWidth, height: graph.offsetHeight, filename: button.getAttribute("data-name") });
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 from pathlib import Path
@@ -19,6 +20,7 @@ from .. import format as fmt
 from ..data import Source
 from ..limits import charge
 from ..section import Context, Page, Section
+from ..theme import LIGHT
 from ..view import View
 
 USES = ("step", "ranks", "rank", "lo", "hi", "lanes")
@@ -54,47 +56,52 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 def picture(found: Context) -> Any:
-    """Draw the window."""
+    """Return the place of the picture: assets/timeline.js asks for the window that the URL names, and draws it."""
+    place = html.Div(className="pk-timeline", **{"data-version": found.source.version(found.view)})
+    return cards.card(
+        "Timeline", place, key="timeline", sub=html.Span(**{"data-timeline": "sub"}), png="timeline",
+        csv=found.csv("timeline.picture"), csv_extra={"data-timeline": "csv"},
+        actions=[html.A("Perfetto", href=trace_href(found), className="pk-action", download="",
+                        **{"aria-label": "This window as a trace for Perfetto", "data-timeline": "trace"})],
+    )  # fmt: skip
+
+
+def answer(found: Context) -> dict[str, Any]:
+    """Return the window as the script draws it, or what to say where there is none."""
     scene = data_timeline.scene(found.source, found.view)
+    uri = fmt.clean(found.source.uri, 200)
     if scene is None:
-        uri = fmt.clean(found.source.uri, 200)
         text = "A timeline needs the run's trace events in the store, and an analysis that knows its steps and clocks."
         command = f"perfkit ingest traces/ --store {uri} --run NAME && perfkit analyze NAME --store {uri}"
-        return cards.card("Timeline", cards.empty("No step to show", text, command), key="timeline")
-    at = scene.moment
+        return {"empty": ["No step to show", text, command]}
     if not len(scene.row):
-        uri = fmt.clean(found.source.uri, 200)
         text = "The analysis is stored and the events are not, or these ranks have none here."
-        body = cards.empty("No events in this window", text, f"perfkit ingest traces/ --store {uri} --run NAME")
-        return cards.card("Timeline", body, key="timeline")
+        return {"empty": ["No events in this window", text, f"perfkit ingest traces/ --store {uri} --run NAME"]}
+    at = scene.moment
     joined = (
         f"events shorter than {fmt.duration(scene.cell_ns)} are joined with their neighbours: the paler, the emptier"
         if scene.cell_ns
         else "every event is drawn"
     )
-    sub = (
-        f"{scene.events:,} events in {len(scene.row):,} bars; {joined}. Drag to zoom, double-click for the whole step."
-    )
-    chart = figures_timeline.timeline(scene, found.theme)
-    return cards.card(
-        "Whole trace" if at.step is None else f"Step {at.step}",
-        [html.Div(_moves(found, at), className="pk-moves"), cards.legend(figures_timeline.legend(scene, found.theme)),
-         cards.chart(chart, "timeline.picture"), _notes(scene)],
-        key="timeline", sub=sub, csv=found.csv("timeline.picture"), png="timeline",
-        actions=[html.A("Perfetto", href=trace_href(found), className="pk-action", download="",
-                        **{"aria-label": "This window as a trace for Perfetto"})],
-    )  # fmt: skip
+    title = "Whole trace" if at.step is None else f"Step {at.step}"
+    return {
+        **figures_timeline.picture(scene),
+        "palette": figures_timeline.palette(),
+        "sub": f"{scene.events:,} events in {len(scene.row):,} bars; {joined}. Drag to zoom.",
+        "span": f"{title}: {fmt.duration(at.lo)} – {fmt.duration(at.hi)} of {fmt.duration(at.length_ns)}",
+        "moves": _moves(found, at), "notes": _notes(scene), "csv": found.csv("timeline.picture"),
+        "trace": trace_href(found), "collectives": found.href("collectives"),
+    }  # fmt: skip
 
 
-def _moves(found: Context, at: data_timeline.Moment) -> list[Any]:
-    """Return links that zoom and move: what the pointer does, for the keyboard."""
+def _moves(found: Context, at: data_timeline.Moment) -> list[tuple[str, str]]:
+    """Return links that zoom and move: what the pointer does, for the keyboard and for a new tab."""
     span, middle = at.hi - at.lo, (at.hi + at.lo) // 2
 
-    def link(label: str, lo: int, hi: int) -> Any:
+    def link(label: str, lo: int, hi: int) -> tuple[str, str]:
         lo, hi = max(0, lo), min(at.length_ns, hi)
         whole = lo <= 0 and hi >= at.length_ns
-        href = found.link(lo=None if whole else lo, hi=None if whole else hi)
-        return dcc.Link(label, href=href, className="pk-button")
+        return label, found.link(lo=None if whole else lo, hi=None if whole else hi)
 
     half = max(span // 4, 50)
     parts = [
@@ -107,14 +114,11 @@ def _moves(found: Context, at: data_timeline.Moment) -> list[Any]:
     where = at.steps.index(at.step) if at.step in at.steps else -1
     for label, other in (("Previous step", where - 1), ("Next step", where + 1)):
         if where >= 0 and 0 <= other < len(at.steps):
-            href = found.link(step=at.steps[other], lo=None, hi=None)
-            parts.append(dcc.Link(label, href=href, className="pk-button"))
-    parts.append(html.Span(f"{fmt.duration(at.lo)} – {fmt.duration(at.hi)} of {fmt.duration(at.length_ns)}",
-                           className="pk-sub"))  # fmt: skip
+            parts.append((label, found.link(step=at.steps[other], lo=None, hi=None)))
     return parts
 
 
-def _notes(scene: data_timeline.Scene) -> Any:
+def _notes(scene: data_timeline.Scene) -> str:
     at = scene.moment
     lines = []
     if scene.joins:
@@ -128,7 +132,7 @@ def _notes(scene: data_timeline.Scene) -> Any:
         lines.append(f"{len(at.ranks)} of {len(at.available):,} traced ranks are shown")
     if any(u is None for u in scene.uncertainty.values()) and len(at.ranks) > 1:
         lines.append("clocks that are not aligned are drawn as recorded: do not compare these ranks")
-    return html.P("; ".join(lines) + "." if lines else "", className="pk-sub", style={"marginTop": 6})
+    return "; ".join(lines) + "." if lines else ""
 
 
 def trace_href(found: Context) -> str:
@@ -179,9 +183,9 @@ def longest(found: Context) -> Any:
     for row in rows:
         around = max(row["dur_ns"], 1000)
         lo, hi = max(0, row["start_ns"] - around), min(at.length_ns, row["start_ns"] + row["dur_ns"] + around)
-        name = fmt.clean(row["name"], 70)
+        name = fmt.clean(row["name"], 120)
         cells.append([
-            dcc.Link(name, href=found.link(lo=lo, hi=hi), title=fmt.clean(row["name"], 300)),
+            dcc.Link(name, href=found.link(lo=lo, hi=hi), title=fmt.clean(row["name"], 300), className="pk-name"),
             _line(f"rank {row['rank']}"), _line(fmt.clean(row["lane"], 24)),
             _line(figures_timeline.LABELS[row["class"]]),
             fmt.duration(row["start_ns"]), fmt.duration(row["dur_ns"]),
@@ -217,7 +221,17 @@ def _rows(ask: Any) -> Any:
 
 
 def wire(app: Any, source: Source, prefix: str) -> None:
-    """Add the download of a window."""
+    """Add the window as the script draws it, and its download as a trace."""
+
+    @app.server.route(f"{prefix}export/timeline.json")  # type: ignore[untyped-decorator]
+    def show_window() -> flask.Response:
+        view = View.parse("/timeline", flask.request.query_string.decode("utf-8", "replace"))
+        charge()
+        try:
+            document = answer(Context(source, view, LIGHT, prefix))
+        except PerfkitError as error:
+            document = {"empty": ["This part cannot be shown.", str(error), ""]}
+        return flask.Response(json.dumps(document, separators=(",", ":")), mimetype="application/json")
 
     @app.server.route(f"{prefix}export/timeline.trace.json.gz")  # type: ignore[untyped-decorator]
     def export_trace() -> flask.Response:
@@ -231,18 +245,18 @@ def wire(app: Any, source: Source, prefix: str) -> None:
             with tempfile.TemporaryDirectory(prefix="perfkit-") as folder:
                 path = Path(folder, "window.json.gz")
                 data_timeline.write_trace(source, at, str(path))
-                answer = flask.Response(path.read_bytes(), mimetype="application/gzip")
+                file = flask.Response(path.read_bytes(), mimetype="application/gzip")
         except PerfkitError as error:
             return flask.Response(f"{error}\n", status=409, mimetype="text/plain")
-        answer.headers["Content-Disposition"] = f'attachment; filename="{name}.trace.json.gz"'
-        return answer
+        file.headers["Content-Disposition"] = f'attachment; filename="{name}.trace.json.gz"'
+        return file
 
 
 PAGE = Page(
     "timeline",
     head,
     (
-        Section("timeline.picture", picture, USES, picture_table, minimum=520, kept=False),
+        Section("timeline.picture", picture, (), picture_table, minimum=520, at_once=True),
         Section("timeline.longest", longest, USES, _rows(data_timeline.longest), minimum=200),
         Section("timeline.busy", busy, USES, _rows(data_timeline.shares), minimum=200),
     ),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import numpy as np
-import plotly.graph_objects as go
+import perfkit_dashboards
 import pyarrow.compute as pc
 import pytest
-from perfkit_dashboards import data_timeline, figures_timeline, timeline_events
+from perfkit_dashboards import data_timeline, figures_timeline, shell, timeline_events
 from perfkit_dashboards.app import create_app
 from perfkit_dashboards.data import Source
+from perfkit_dashboards.pages import PAGES, SECTIONS
 from perfkit_dashboards.theme import THEMES
 from perfkit_dashboards.view import View
 
@@ -127,16 +129,99 @@ def test_collectives_are_joined_on_aligned_clocks(lab):
     assert set(scene.uncertainty) == set(range(8))
 
 
-@pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
-def test_the_picture_is_valid_says_what_it_shows_and_stays_small(lab, theme):
+def answer(client, view: View) -> dict:
+    """Return what the browser is sent to draw."""
+    found = client.get(f"/export/timeline.json{view.query()}")
+    assert found.status_code == 200
+    assert len(found.data) <= 500_000
+    return found.get_json()
+
+
+@pytest.mark.parametrize("most", [data_timeline.MAX_BARS, 300])
+def test_what_is_sent_has_every_class_of_every_rank_and_all_its_events_at_every_zoom(lab, traced, monkeypatch, most):
+    monkeypatch.setattr(data_timeline, "MAX_BARS", most)
+    client = create_app(str(traced)).server.test_client()
+    for lo, hi in windows(data_timeline.moment(lab, VIEW)):
+        view = VIEW.change(lo=lo, hi=hi)
+        found, at = answer(client, view), data_timeline.moment(lab, view)
+        heads = np.array([y for y, _, _, _ in found["heads"]])
+        count: dict[tuple[int, str], int] = {}
+        for row, start, end, text in zip(
+            *(found["bars"][name] for name in ("row", "start", "end", "hover")), strict=True
+        ):
+            assert at.lo <= start < end <= at.hi
+            rank = at.ranks[int(np.searchsorted(heads, found["rows"]["y"][row])) - 1]
+            name = figures_timeline.CLASSES[found["rows"]["class"][row]]
+            several = re.match(r"([\d,]+) × ", text)
+            assert f"rank {rank}, " in text
+            assert figures_timeline.LABELS[name] in text
+            events = int(several[1].replace(",", "")) if several else 1
+            count[rank, name] = count.get((rank, name), 0) + events
+        table: dict[tuple[int, str], int] = {}
+        for one in data_timeline.shares(lab, view):
+            table[one["rank"], one["class"]] = table.get((one["rank"], one["class"]), 0) + one["events"]
+        assert count == table, (lo, hi)
+        shown = {figures_timeline.LABELS[name] for _, name in table}
+        assert shown <= {label for label, _ in found["legend"]}
+
+
+def test_the_picture_says_what_it_shows_and_how_sure_the_clocks_are(lab, traced):
+    client = create_app(str(traced)).server.test_client()
     for view in (VIEW, VIEW.change(ranks="5", lo=1_000_000, hi=2_000_000), VIEW.change(run="pp", lanes="device")):
-        chart = figures_timeline.timeline(data_timeline.scene(lab, view), theme)
-        go.Figure(chart.figure)
-        assert len(json.dumps(chart.figure)) < 450_000
-        bars = [trace for trace in chart.figure["data"] if trace["type"] == "bar"]
-        assert sum(len(trace["x"]) for trace in bars) <= data_timeline.MAX_BARS
-        assert "events" in chart.alt
-        assert any("clock ±" in note["text"] for note in chart.figure["layout"]["annotations"])
+        found, scene = answer(client, view), data_timeline.scene(lab, view)
+        assert len(found["bars"]["row"]) <= data_timeline.MAX_BARS
+        assert len({len(column) for column in found["bars"].values()}) == 1
+        assert "events" in found["words"]
+        assert [error for _, _, _, error in found["heads"]] == list(scene.uncertainty.values())
+        assert all("clock ±" in clock for _, _, clock, _ in found["heads"])
+        assert ("clock error, to scale", -1) in {tuple(one) for one in found["legend"]} or len(found["heads"]) == 1
+        assert {moment for moment, _, _ in found["edges"]} <= {
+            m for pair in scene.moment.windows.values() for m in pair
+        }
+        assert max(y + h / 2 for y, h in zip(found["rows"]["y"], found["rows"]["h"], strict=True)) <= found["height"]
+        assert len(found["joins"]) == len(scene.joins)
+        for number, instance in found["instances"].items():
+            assert (
+                f"{scene.calls[scene.rows[scene.row[int(number)]].rank][int(scene.event[int(number)])]['op']} in "
+                in (found["bars"]["hover"][int(number)])
+            )
+            assert instance >= 0
+
+
+def test_classes_and_causes_have_colours_of_their_theme_and_the_ones_side_by_side_differ():
+    palette = figures_timeline.palette()
+    assert set(palette) == set(THEMES)
+    for name, theme in THEMES.items():
+        colours = dict(zip(figures_timeline.CLASSES, palette[name]["classes"], strict=True))
+        assert colours["compute"] == figures_timeline.colour_of("compute", theme)
+        assert len({colours[one] for one in ("compute", "communication", "memcpy", "sync")}) == 4
+        assert len({colours[one] for one in data_timeline.CAUSES}) == len(data_timeline.CAUSES)
+
+
+def test_where_there_is_no_step_the_answer_says_what_to_do(fleet):
+    client = create_app(str(fleet)).server.test_client()
+    title, _, command = answer(client, View(page="timeline", cluster="alpha", run="short"))["empty"]
+    assert title == "No step to show"
+    assert "perfkit ingest" in command
+    assert client.get("/export/timeline.json?cluster=alpha&run=none").status_code == 404
+
+
+def test_the_script_makes_no_markup_of_what_it_is_sent():
+    script = (Path(perfkit_dashboards.__file__).parent / "assets" / "timeline.js").read_text()
+    assert not re.findall(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|\beval\b|Function\(", script
+    )
+
+
+def test_only_pages_with_a_grid_load_it_before_they_are_drawn(traced):
+    client = create_app(str(traced)).server.test_client()
+    with_grid = {section.name.split(".")[0] for section in SECTIONS.values() if "grid" in section.render.__module__}
+    assert with_grid == set(shell.GRID_PAGES)
+    for page in PAGES:
+        html = client.get("/" if page == "fleet" else f"/{page}?cluster=lab&run=tp").get_data(as_text=True)
+        scripts = [one for one in re.findall(r'<script src="([^"]+)"', html) if "dash_ag_grid" in one]
+        late = re.findall(r'<link rel="prefetch" as="script" data-late href="([^"]+)"', html)
+        assert (bool(scripts), bool(late)) == (page in with_grid, page not in with_grid)
 
 
 @pytest.mark.parametrize(

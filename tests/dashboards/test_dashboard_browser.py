@@ -8,70 +8,20 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
-import shutil
-import signal
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import pytest
 
-from tests.conftest import IN_CI
+from tests.dashboards.browsing import BROWSER, CONTRAST, UNNAMED, fine, new_page, serve, settled, until
 from tests.dashboards.made_stores import DAY, HOSTILE, START, make_fleet, make_run, run_hours, write_days
 
-if IN_CI:
-    from playwright import sync_api  # what is missing there is an error
-else:
-    sync_api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = os.environ.get("PERFKIT_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-ARGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
-        "--disable-component-update", "--disable-sync", "--no-first-run"]  # fmt: skip
-PATIENCE_MS = 120_000
 LINKS = {
     "fleet": "", "cluster": "cluster?cluster=beta", "run": "run?cluster=alpha&run=steady",
     "ranks": "ranks?cluster=alpha&run=steady&rank=5",
 }  # fmt: skip
-DRAWN = "document.querySelectorAll('.pk-slot').length > 0 && !document.querySelector('.pk-wait')"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(CHROMIUM is None and not IN_CI, reason="no chromium here (set PERFKIT_CHROMIUM)"),
-]
-
-
-def serve(store: Path, *options: str) -> Iterator[str]:
-    """Run `perfkit dashboard` on a free port and give its address."""
-    command = [sys.executable, "-m", "perfkit", "dashboard", "--store", str(store), "--port", "0", *options]
-    store.parent.mkdir(parents=True, exist_ok=True)
-    said = store.parent / "server.log"
-    with said.open("w") as log:
-        process = subprocess.Popen(command, stderr=log)
-    try:
-        yield wait_for_address(process, said)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=120)
-
-
-def wait_for_address(process: subprocess.Popen[bytes], said: Path) -> str:
-    """Return the address that the command prints, once it answers there."""
-    for _ in range(1200):
-        assert process.poll() is None, said.read_text()
-        found = re.search(r"http://127\.0\.0\.1:\d+\S*/", said.read_text())
-        with suppress(OSError):
-            if found:
-                with urllib.request.urlopen(f"{found.group()}health", timeout=10) as answer:
-                    answer.read()
-                return found.group()
-        time.sleep(0.2)
-    raise AssertionError(said.read_text())
+pytestmark = BROWSER
 
 
 @pytest.fixture(scope="module")
@@ -79,55 +29,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     path = tmp_path_factory.mktemp("browser") / "store"
     make_run(make_fleet(path))
     yield from serve(path)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def opened(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Open an address in a fresh profile; everything that goes wrong is kept in `page.trouble`."""
-    contexts = []
-
-    def open_page(
-        address: str, *, width: int = 1440, height: int = 900, scheme: str = "light", wait: bool = True
-    ) -> Any:
-        context = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme, accept_downloads=True
-        )
-        context.set_default_timeout(PATIENCE_MS)
-        contexts.append(context)
-        page = context.new_page()
-        page.trouble, page.requests = [], []
-        page.on("console", lambda m: page.trouble.append(m.text) if m.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: page.trouble.append(str(error)))
-        page.on("request", lambda request: page.requests.append(request.url))
-        page.goto(address)
-        if wait:
-            settled(page)
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-
-
-def settled(page: Any) -> None:
-    """Wait until every section of the page is drawn."""
-    page.wait_for_function(DRAWN)
-
-
-def fine(page: Any, site: str) -> None:
-    assert page.trouble == []
-    origin = site.split("//")[1].split("/")[0]
-    outside = [url for url in page.requests if not url.startswith(("data:", "blob:")) and f"//{origin}/" not in url]
-    assert outside == []
-    assert page.locator(".pk-error").count() == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -176,7 +77,7 @@ def test_from_the_fleet_to_a_rank_and_back(opened, site) -> None:
 def test_a_control_of_the_page_that_was_left_writes_nothing_into_the_link(opened, site) -> None:
     page = opened(site + "ranks?cluster=alpha&run=steady")
     page.evaluate("window.perfkit.go('ranks?cluster=alpha&run=steady&rank=5')")
-    page.wait_for_function("""document.querySelector('[id=\\'{"control":"rank"}\\']').value === '5'""")
+    until(page, """document.querySelector('[id=\\'{"control":"rank"}\\']').value === '5'""")
     # inputs repeat what they were given when their delay is over; here just before somebody follows a link
     page.evaluate("() => { window.dash_clientside.set_props({control: 'rank'}, {value: 5}); window.perfkit.go('./'); }")
     page.wait_for_selector(".pk-tile")
@@ -214,13 +115,13 @@ def test_filters_are_in_the_link_and_a_colleague_sees_the_same(opened, site) -> 
     page.get_by_label("Find runs").fill("grace")
     page.wait_for_url("**search=grace*")
     page.wait_for_selector("text=/^1 in this range/")
-    page.wait_for_function("[...document.querySelectorAll('.ag-row a')].map(e => e.textContent).join() === 'short'")
+    until(page, "[...document.querySelectorAll('.ag-row a')].map(e => e.textContent).join() === 'short'")
     colleague = opened(page.url)
     colleague.wait_for_selector("text=/^1 in this range/")
     assert colleague.get_by_label("Find runs").input_value() == "grace"
     assert colleague.get_by_role("textbox", name="Time range").input_value() == "7 days"
     page.go_back()
-    page.wait_for_function("document.querySelector('input[placeholder=\"run, user or model\"]').value === ''")
+    until(page, "document.querySelector('input[placeholder=\"run, user or model\"]').value === ''")
     page.wait_for_selector("text=/^3 in this range/")
     fine(page, site)
     fine(colleague, site)
@@ -272,11 +173,11 @@ def test_the_theme_is_switched_kept_and_followed_by_charts(opened, site) -> None
     background = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(background)
     page.wait_for_selector(".js-plotly-plot .main-svg")
-    ink = "document.querySelector('.js-plotly-plot .ytick text').style.fill"
+    ink = "document.querySelector('.js-plotly-plot .ytick text')?.style.fill"
     before = page.evaluate(ink)
     page.click("[data-do=theme]")
-    page.wait_for_function(f"{background} !== '{light}'")
-    page.wait_for_function(f"{ink} !== '{before}'")
+    until(page, f"{background} !== '{light}'")
+    until(page, f"{ink} !== '{before}'")
     page.reload()
     settled(page)
     assert page.evaluate(background) != light
@@ -304,7 +205,7 @@ def test_everything_is_reached_and_used_with_the_keyboard(opened, site) -> None:
     page.wait_for_url("**/ranks?**rank=5**")
     page.focus("[data-do=theme]")
     page.keyboard.press("Enter")
-    page.wait_for_function("document.documentElement.getAttribute('data-mantine-color-scheme') === 'dark'")
+    until(page, "document.documentElement.getAttribute('data-mantine-color-scheme') === 'dark'")
     settled(page)
     fine(page, site)
 
@@ -322,34 +223,7 @@ def test_a_definition_shows_on_hover_and_on_focus(opened, site) -> None:
 def test_charts_and_controls_have_names(opened, site) -> None:
     for link in LINKS.values():
         page = opened(site + link)
-        unnamed = page.eval_on_selector_all(
-            "button, a[href], input:not([type=hidden]), [role=img], [role=region], section",
-            """all => all.filter(e => e.checkVisibility() && !(e.getAttribute('aria-label') || e.textContent.trim()
-               || e.labels?.length || e.getAttribute('title') || e.closest('[role=group][aria-label]')
-               || e.closest('.ag-root'))).map(e => e.outerHTML.slice(0, 120))""",
-        )
-        assert unnamed == []
-
-
-CONTRAST = """() => {
-  const parse = (c) => c.match(/[\\d.]+/g).map(Number);
-  const linear = (v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-  const lum = ([r, g, b]) => [r, g, b].map((v) => linear(v / 255))
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const ratio = (a, b) => { const [x, y] = [lum(a), lum(b)].sort((p, q) => q - p); return (x + 0.05) / (y + 0.05); };
-  const behind = (el) => { for (; el; el = el.parentElement) { const c = parse(getComputedStyle(el).backgroundColor);
-    if (c.length < 4 || c[3] === 1) return c; } return [255, 255, 255]; };
-  const bad = [];
-  for (const el of document.querySelectorAll("body *")) {
-    if (el instanceof SVGElement || ["SCRIPT", "STYLE"].includes(el.tagName) || !el.checkVisibility()) continue;
-    if (el.closest(".pk-hidden, .pk-skip, #pk-tip")) continue;
-    if (![...el.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) continue;
-    const found = ratio(parse(getComputedStyle(el).color), behind(el));
-    const what = el.tagName + "." + el.className + " " + el.textContent.slice(0, 20);
-    if (found < 4.5) bad.push(what + " " + found.toFixed(2));
-  }
-  return [...new Set(bad)];
-}"""
+        assert page.evaluate(UNNAMED) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -385,7 +259,7 @@ def test_new_data_is_shown_while_the_tab_is_visible(opened, tmp_path) -> None:
     store = make_fleet(tmp_path / "store", days=1)
     for site in serve(tmp_path / "store"):
         page = opened(site)
-        page.wait_for_function("window.perfkit.version !== undefined")
+        until(page, "window.perfkit.version !== undefined")
         write_days(store, "run_rollup", run_hours("gamma", "new", hours=1, start_ns=START + DAY))
         for _ in range(60):  # the server believes its listing for a moment
             page.evaluate("window.dash_clientside.set_props('tick', {data: Date.now()})")
@@ -458,9 +332,7 @@ def test_with_a_password_the_pages_work_and_a_foreign_run_is_not_found(browser, 
     users = tmp_path / "users.json"
     users.write_text(json.dumps({"users": {"grace": {"password": hash_password("open"), "see": ["alpha"]}}}))
     for site in serve(store, "--auth-file", str(users)):
-        context = browser.new_context(http_credentials={"username": "grace", "password": "open"})
-        context.set_default_timeout(PATIENCE_MS)
-        page = context.new_page()
+        page = new_page(browser, http_credentials={"username": "grace", "password": "open"})
         assert page.goto(site + "?range=all").status == 200
         settled(page)
         tiles = page.locator(".pk-tile h2")
@@ -469,4 +341,4 @@ def test_with_a_password_the_pages_work_and_a_foreign_run_is_not_found(browser, 
         assert "is not here" in page.inner_text("main")
         page.click("text=To the fleet")
         page.wait_for_selector(".pk-tile")
-        context.close()
+        page.context.close()
