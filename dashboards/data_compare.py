@@ -24,7 +24,7 @@ from .view import View
 
 TABLES = ("waterfall", "kernels", "collectives")
 MAX_CHOICES = 500
-STEP_COLUMNS = ("rank", "step", "end_ns", "profiled")
+STEP_COLUMNS = ("rank", "step", "end_ns", "data_wait_ns", "profiled")
 
 
 def other(view: View) -> View:
@@ -56,7 +56,7 @@ def _comparison(source: Source, base: View, new: View) -> Comparison | None:
     if reports[0] is None or reports[1] is None:
         return None
     steps = [_recorded(source, one) for one in (base, new)]
-    both = None if steps[0] is None or steps[1] is None else (steps[0], steps[1])
+    both = None if steps[0] is None or steps[1] is None else ([steps[0]], [steps[1]])
     return compare(reports[0], reports[1], steps=both)
 
 

@@ -1,19 +1,20 @@
 """What changed between two runs, and is it noise?
 
-    compare(base, new, level=0.05) -> Comparison        (two Reports)
+    compare(base, new, level=0.05) -> Comparison        (two Reports, or several a side: runs of the same job)
 
-Step time is compared by the median of a series: recorded steps that no profiler disturbed where both runs have them,
-else the traced ones, each averaged over ranks. Every term of the waterfall is compared in points of its own run's
-peak, kernels and collectives in time per step and device, so that runs of different size or hardware can stand side by
-side; what differs in kind is said in `notes`. `causes` says where the time of the traced steps went or came from: the
-terms, kernels and findings that changed most. Kernels are matched by op, shapes, number format and phase, or by name
-where no op is known; collectives by role, op and size.
+Step time is compared by its typical value (perfkit.analysis.evidence): recorded steps that no profiler disturbed where
+all runs have them, else the traced ones, each averaged over ranks. Every term of the waterfall is compared in points of
+its own run's peak, kernels and collectives in time per step and device, so that runs of different size or hardware can
+stand side by side; what differs in kind is said in `notes`. `causes` says where the time of the traced steps went or
+came from: findings that are new, and the terms, kernels and collectives that changed most. Kernels are matched by op,
+shapes, number format and phase, or by name where no op is known; collectives by role, op and size.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,8 +22,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from perfkit.analysis.evidence import LEVEL, MIN_VALUES, NOTHING, Estimate, Floats, difference, ratio
-from perfkit.report.format import duration
+from perfkit.analysis.evidence import (
+    LEVEL,
+    MIN_VALUES,
+    NOTHING,
+    RUN_SPREAD,
+    Estimate,
+    Floats,
+    difference,
+    ratio,
+    typical,
+)
+from perfkit.report.format import signed_duration
 from perfkit.report.report import Report
 from perfkit.report.verdict import term_label
 
@@ -31,11 +42,26 @@ MIN_KERNEL_SHARE = 0.002
 MAX_ROWS = 40
 MIN_CAUSE = 0.01
 """Changes below this share of a step are no cause."""
+GROWN = 5.0
+"""A finding that both sides have is worse if it weighs so many points more."""
+COVERAGE_APART = 0.1
+"""HFU of two runs is not compared if the FLOPs of so much more matmul time are known in one of them."""
+PARTS = {
+    "compute": "compute_ns",
+    "exposed_comm": "exposed_comm_ns",
+    "exposed_memcpy": "exposed_memcpy_ns",
+    "idle": "idle_ns",
+}
+WORK = ("mfu", "hfu")
+"""Terms of the waterfall that are work, not loss: no cause of a slowdown."""
+
+Side = Sequence[Report]
+"""Runs of the same job."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """One number of both runs. `change` is relative for step time and tokens/s, else in the unit of the values."""
+    """One number of both sides. `change` is in the unit of the values for terms and parts, else relative."""
 
     name: str
     unit: str
@@ -45,7 +71,7 @@ class Quantity:
     low: float | None
     high: float | None
     verdict: str
-    """faster, slower, no evidence, unknown; for terms more, less."""
+    """faster, slower, no evidence, unknown; for terms and parts more, less."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +99,12 @@ class Comparison:
 
     verdict: str
     level: float
+    runs: tuple[int, int]
     steps: tuple[int, int]
     step_source: str
     quantities: tuple[Quantity, ...]
+    parts: tuple[Quantity, ...]
+    """Time of a traced step and device: compute, exposed communication and copies, idle; they sum to the step."""
     terms: tuple[Quantity, ...]
     kernels: tuple[Row, ...]
     collectives: tuple[Row, ...]
@@ -93,8 +122,10 @@ class Comparison:
             "schema_version": 1,
             "verdict": self.verdict,
             "level": self.level,
+            "runs": {"base": self.runs[0], "new": self.runs[1]},
             "steps": {"base": self.steps[0], "new": self.steps[1], "source": self.step_source},
             "quantities": [asdict(q) for q in self.quantities],
+            "parts": [asdict(q) for q in self.parts],
             "waterfall": [asdict(q) for q in self.terms],
             **rows,
             "causes": list(self.causes),
@@ -103,41 +134,61 @@ class Comparison:
 
 
 def compare(
-    base: Report, new: Report, *, level: float = LEVEL, steps: tuple[pa.Table, pa.Table] | None = None
+    base: Report | Side,
+    new: Report | Side,
+    *,
+    level: float = LEVEL,
+    run_spread: float = RUN_SPREAD,
+    steps: tuple[Sequence[pa.Table], Sequence[pa.Table]] | None = None,
 ) -> Comparison:
-    """Compare two analyses; `steps` are the recorded steps of both runs, where there are any."""
-    times, source = _step_times(base, new, steps)
-    speed = ratio(*times, level=level)
-    verdict = {1: "slower", -1: "faster", 0: "no evidence"}[speed.sign]
+    """Compare analyses of one or several runs a side; `steps` are the recorded steps of each run, if all have them."""
+    sides = [[one] if isinstance(one, Report) else list(one) for one in (base, new)]
+    first, second = sides
+    times, source = _step_times(sides, steps)
+    speed = ratio(*times, level=level, run_spread=run_spread)
+    old, now = typical(*times) or (None, None)
+    verdict = "unknown" if speed.low is None else {1: "slower", -1: "faster", 0: "no evidence"}[speed.sign]
     quantities = [
-        Quantity("step_time", "ns", _median(times[0]), _median(times[1]), speed.change, speed.low, speed.high, verdict),
-        *_summary_quantities(base.document, new.document, speed),
+        Quantity("step_time", "ns", old, now, speed.change, speed.low, speed.high, verdict),
+        *_summary_quantities(first, second, speed),
     ]
-    terms = tuple(_terms(base, new, level))
-    kernels = tuple(_match(_kernel_rows(base), _kernel_rows(new), _step_ns(base)))
-    collectives = tuple(_match(_collective_rows(base), _collective_rows(new), _step_ns(base)))
+    parts = tuple(_parts(first, second, level))
+    terms = tuple(_terms(first, second, level))
+    kernels = tuple(_match(_kernel_rows(first), _kernel_rows(second), _step_ns(first)))
+    collectives = tuple(_match(_collective_rows(first), _collective_rows(second), _step_ns(first)))
+    waits = [[recorded_data_wait(table) for table in side] for side in steps] if steps else [[], []]
+    causes = [
+        *_new_findings(first, second),
+        *_longer_data_wait(waits, level, _step_ns(first)),
+        *_moved_most(first, second, speed.sign, terms, kernels, collectives),
+    ]
+    num_steps = [sum(map(len, side)) for side in times]
     return Comparison(
         verdict=verdict,
         level=level,
-        steps=(len(times[0]), len(times[1])),
+        runs=(len(first), len(second)),
+        steps=(num_steps[0], num_steps[1]),
         step_source=source,
         quantities=tuple(quantities),
+        parts=parts,
         terms=terms,
         kernels=kernels,
         collectives=collectives,
-        causes=tuple(_causes(base, new, terms, kernels, collectives)),
-        notes=tuple(_notes(base.document, new.document, times)),
+        causes=tuple(causes),
+        notes=tuple(_notes(first, second, min(num_steps), run_spread)),
     )
 
 
 def _step_times(
-    base: Report, new: Report, recorded: tuple[pa.Table, pa.Table] | None
-) -> tuple[tuple[Floats, Floats], str]:
+    sides: Sequence[Side], recorded: tuple[Sequence[pa.Table], Sequence[pa.Table]] | None
+) -> tuple[list[list[Floats]], str]:
+    traced = [[_traced_times(report) for report in side] for side in sides]
     if recorded is not None:
-        found = tuple(recorded_step_times(table) for table in recorded)
-        if min(len(one) for one in found) >= max(MIN_VALUES, len(_traced_times(base)), len(_traced_times(new))):
-            return (found[0], found[1]), "recorded"
-    return (_traced_times(base), _traced_times(new)), "traced"
+        found = [[recorded_step_times(table) for table in side] for side in recorded]
+        least = max(MIN_VALUES, *(len(one) for side in traced for one in side))
+        if min(len(one) for side in found for one in side) >= least:
+            return found, "recorded"
+    return traced, "traced"
 
 
 def recorded_step_times(steps: pa.Table) -> Floats:
@@ -154,11 +205,20 @@ def recorded_step_times(steps: pa.Table) -> Floats:
     return _by_step(step[1:][keep] + attempt[1:][keep].astype(np.int64) * 2**40, (end[1:] - end[:-1])[keep])
 
 
-def _traced_times(report: Report) -> Floats:
+def recorded_data_wait(steps: pa.Table) -> Floats:
+    """Return how long the steps that no profiler touched waited for their data, averaged over ranks."""
+    if "data_wait_ns" not in steps.column_names:
+        return np.array([], np.float64)
+    kept = steps.filter(pc.and_(pc.is_valid(steps["data_wait_ns"]), pc.invert(pc.fill_null(steps["profiled"], False))))
+    attempt = kept["attempt"].to_numpy() if "attempt" in kept.column_names else np.zeros(len(kept), np.int64)
+    return _by_step(kept["step"].to_numpy() + attempt.astype(np.int64) * 2**40, kept["data_wait_ns"].to_numpy())
+
+
+def _traced_times(report: Report, column: str = "window_ns") -> Floats:
     table = report.tables.get("steps")
     if table is None or not table.num_rows or table["step"].null_count:
         return np.array([], np.float64)
-    return _by_step(table["step"].to_numpy(), table["window_ns"].to_numpy())
+    return _by_step(table["step"].to_numpy(), table[column].to_numpy())
 
 
 def _by_step(step: Any, values: Any) -> Floats:
@@ -169,40 +229,63 @@ def _by_step(step: Any, values: Any) -> Floats:
     return np.bincount(group, values) / np.bincount(group)
 
 
-def _median(values: Floats) -> float | None:
-    return float(np.median(values)) if len(values) else None
-
-
-def _summary_quantities(base: Mapping[str, Any], new: Mapping[str, Any], speed: Estimate) -> Iterable[Quantity]:
-    """Yield MFU and tokens/s, where both are known; work over time, so their interval is that of step time."""
+def _summary_quantities(base: Side, new: Side, speed: Estimate) -> Iterable[Quantity]:
+    """Yield MFU and tokens/s, where all are known; work over time, so their interval is that of step time."""
     for name, unit, path in (
         ("tokens_per_second_per_device", "1/s", ("throughput", "tokens_per_second_per_device")),
         ("mfu", "ratio", ("mfu", "value")),
         ("hfu", "ratio", ("mfu", "hfu")),
     ):
-        old, now = (document[path[0]][path[1]] if document[path[0]] else None for document in (base, new))
-        if old is None or now is None:
+        old, now = _mean_of(base, *path), _mean_of(new, *path)
+        if not old or now is None or (name == "hfu" and _coverage_apart(base, new)):
             yield Quantity(name, unit, old, now, None, None, None, "unknown")
             continue
-        change, low, high = now / old - 1 if old else None, None, None
-        if change is not None and speed.change is not None and speed.low is not None and speed.high is not None:
+        change, low, high = now / old - 1, None, None
+        if speed.change is not None and speed.low is not None and speed.high is not None:
             same = (1 + change) * (1 + speed.change)  # what would be left of the change at equal step time
             low, high = same / (1 + speed.high) - 1, same / (1 + speed.low) - 1
         sign = Estimate(change, low, high).sign
-        yield Quantity(name, unit, old, now, change, low, high, {1: "faster", -1: "slower", 0: "no evidence"}[sign])
+        verdict = "unknown" if low is None else {1: "faster", -1: "slower", 0: "no evidence"}[sign]
+        yield Quantity(name, unit, old, now, change, low, high, verdict)
 
 
-def _terms(base: Report, new: Report, level: float) -> Iterable[Quantity]:
+def _value(report: Report, section: str, name: str) -> Any:
+    return (report.document.get(section) or {}).get(name)
+
+
+def _mean_of(side: Side, section: str, name: str) -> float | None:
+    found = [_value(report, section, name) for report in side]
+    return None if None in found else float(np.mean(found))
+
+
+def _coverage_apart(base: Side, new: Side) -> bool:
+    old, now = _mean_of(base, "mfu", "flops_coverage"), _mean_of(new, "mfu", "flops_coverage")
+    return old is not None and now is not None and abs(now - old) > COVERAGE_APART
+
+
+def _parts(base: Side, new: Side, level: float) -> Iterable[Quantity]:
+    """Yield where a traced step and device spends its time."""
+    for name, column in PARTS.items():
+        series = [[_traced_times(report, column) for report in side] for side in (base, new)]
+        if all(len(one) for side in series for one in side):
+            yield _moved(name, "ns_per_step", series, level)
+
+
+def _moved(name: str, unit: str, series: Sequence[Sequence[Floats]], level: float) -> Quantity:
+    """Return the change of a mean, in its own unit."""
+    found = difference(*series, level=level) if all(series) else NOTHING
+    old, now = (float(np.mean([one.mean() for one in side])) if side else None for side in series)
+    verdict = "unknown" if found.low is None else {1: "more", -1: "less", 0: "no evidence"}[found.sign]
+    return Quantity(name, unit, old, now, found.change, found.low, found.high, verdict)
+
+
+def _terms(base: Side, new: Side, level: float) -> Iterable[Quantity]:
     """Yield the change of every term of ladder A in points, step by step."""
-    series = [_term_series(report) for report in (base, new)]
-    for term in dict.fromkeys((*series[0], *series[1])):
-        a, b = (one.get(term, np.array([], np.float64)) for one in series)
-        if not a.any() and not b.any():
-            continue
-        found = difference(a, b, level=level) if len(a) and len(b) else NOTHING
-        verdict = "unknown" if found.change is None else {1: "more", -1: "less", 0: "no evidence"}[found.sign]
-        old, now = (float(one.mean()) if len(one) else None for one in (a, b))
-        yield Quantity(term, "points", old, now, found.change, found.low, found.high, verdict)
+    several = [[_term_series(report) for report in side] for side in (base, new)]
+    for term in dict.fromkeys(term for side in several for one in side for term in one):
+        series = [[one[term] for one in side if term in one] for side in several]
+        if any(one.any() for side in series for one in side):
+            yield _moved(term, "points", series, level)
 
 
 def _term_series(report: Report) -> dict[str, Floats]:
@@ -231,23 +314,19 @@ Rows = dict[Key, tuple[float, float]]
 """(name, detail) -> (ns, count) per step and device."""
 
 
-def _device_steps(report: Report) -> int:
-    table = report.tables.get("steps")
-    return max(1, table.num_rows if table is not None else 1)
+def _device_steps(side: Side) -> int:
+    return max(1, sum(len(report.tables["steps"]) for report in side if "steps" in report.tables))
 
 
-def _step_ns(report: Report) -> float:
-    found = _median(_traced_times(report))
-    return found if found is not None else float(report.document["totals"]["window_ns"] or 1)
+def _step_ns(side: Side) -> float:
+    found = np.concatenate([_traced_times(report) for report in side])
+    return float(found.mean()) if len(found) else float(side[0].document["totals"]["window_ns"] or 1)
 
 
-def _kernel_rows(report: Report) -> Rows:
-    table = report.tables.get("kernels")
-    if table is None:
-        return {}
-    per = _device_steps(report)
+def _kernel_rows(side: Side) -> Rows:
+    per = _device_steps(side)
     rows: Rows = {}
-    for row in table.select(["name", "op", "input_dims", "dtype", "phase", "count", "total_ns"]).to_pylist():
+    for row in _rows(side, "kernels", ["name", "op", "input_dims", "dtype", "phase", "count", "total_ns"]):
         detail = " ".join(str(row[key]) for key in ("phase", "dtype", "input_dims") if row[key])
         key = (row["op"], detail) if row["op"] else (row["name"], "")
         ns, count = rows.get(key, (0.0, 0.0))
@@ -255,17 +334,20 @@ def _kernel_rows(report: Report) -> Rows:
     return rows
 
 
-def _collective_rows(report: Report) -> Rows:
-    table = report.tables.get("collectives")
-    if table is None:
-        return {}
-    per = _device_steps(report)
+def _collective_rows(side: Side) -> Rows:
+    per = _device_steps(side)
     rows: Rows = {}
-    for row in table.select(["group", "op", "bytes", "dur_ns"]).to_pylist():
+    for row in _rows(side, "collectives", ["group", "op", "bytes", "dur_ns"]):
         key = (f"{row['op']} ({row['group']})", _size(row["bytes"]))
         ns, count = rows.get(key, (0.0, 0.0))
         rows[key] = (ns + row["dur_ns"] / per, count + 1 / per)
     return rows
+
+
+def _rows(side: Side, name: str, columns: Sequence[str]) -> Iterable[dict[str, Any]]:
+    for report in side:
+        if name in report.tables:
+            yield from report.tables[name].select(columns).to_pylist()
 
 
 def _size(num_bytes: int | None) -> str:
@@ -291,46 +373,91 @@ def _match(base: Rows, new: Rows, step_ns: float) -> list[Row]:
     return sorted(found, key=lambda row: -abs(row.change_ns))[:MAX_ROWS]
 
 
-def _causes(
-    base: Report, new: Report, terms: Iterable[Quantity], kernels: Iterable[Row], collectives: Iterable[Row]
-) -> Iterable[str]:
-    """Yield findings that are new, and what changed most in time per step and device: terms, kernels, collectives."""
-    known = {finding["id"] for finding in base.document["findings"] or ()}
-    for finding in new.document["findings"] or ():
-        if finding["id"] not in known:
+def _new_findings(base: Side, new: Side) -> Iterable[str]:
+    """Yield findings of most new runs that no base run has, or that weigh GROWN points more there."""
+    before: dict[tuple[str, Any], float] = {}
+    for finding in _findings(base):
+        key = _subject(finding)
+        before[key] = max(before.get(key, 0.0), finding["points"] or 0.0)
+    often: Counter[tuple[str, Any]] = Counter()
+    first: dict[tuple[str, Any], Mapping[str, Any]] = {}
+    for finding in _findings(new):
+        often[_subject(finding)] += 1
+        first.setdefault(_subject(finding), finding)
+    for key, finding in first.items():
+        if 2 * often[key] <= len(new):
+            continue
+        if key not in before:
             yield f"new finding: {finding['title']}"
+        elif (finding["points"] or 0.0) - before[key] >= GROWN:
+            yield f"worse than before: {finding['title']}"
+
+
+def _findings(side: Side) -> Iterable[Mapping[str, Any]]:
+    for report in side:
+        yield from report.document["findings"] or ()
+
+
+def _subject(finding: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return what a finding is about: its kind, and the rank if it names one."""
+    return finding["id"], (finding.get("evidence") or {}).get("rank")
+
+
+def _longer_data_wait(waits: Sequence[Sequence[Floats]], level: float, step_ns: float) -> Iterable[str]:
+    """Yield how much longer recorded steps wait for data: there are more of them than of traced ones."""
+    found = (
+        difference(*waits, level=level) if all(len(one) for side in waits for one in side) and all(waits) else NOTHING
+    )
+    if found.change is not None and found.sign and abs(found.change) >= MIN_CAUSE * step_ns:
+        yield f"waiting for data: {signed_duration(found.change)} a recorded step"
+
+
+def _moved_most(
+    base: Side, new: Side, sign: int, terms: Iterable[Quantity], kernels: Iterable[Row], collectives: Iterable[Row]
+) -> Iterable[str]:
+    """Yield what changed most in time per step and device: terms, kernels, collectives.
+
+    A term counts if its own interval leaves out zero or it has none; where step time changed beyond noise, also if it
+    moved that way.
+    """
     old_ns, now_ns = _step_ns(base), _step_ns(new)
-    moved = [
-        (q.new * now_ns / 100 - q.base * old_ns / 100, q.name)
-        for q in terms
-        if q.base is not None and q.new is not None and q.verdict in ("more", "less")
-    ]
     least = MIN_CAUSE * max(old_ns, now_ns)
-    for change, name in sorted(moved, key=lambda one: -abs(one[0]))[:3]:
-        if abs(change) >= least:
-            yield f"{term_label(name)}: {_signed(change)} a step"
+    moved = [
+        (q.new * now_ns / 100 - q.base * old_ns / 100, q)
+        for q in terms
+        if q.base is not None and q.new is not None and q.name not in WORK
+    ]
+    for change, quantity in sorted(moved, key=lambda one: -abs(one[0]))[:3]:
+        if abs(change) >= least and (quantity.verdict != "no evidence" or change * sign > 0):
+            yield f"{term_label(quantity.name)}: {signed_duration(change)} a step"
     for what, rows in (("kernel", kernels), ("collective", collectives)):
         for row in list(rows)[:2]:
             if abs(row.change_ns) >= least:
-                yield f"{what} {row.status}: {row.name} {row.detail}".rstrip() + f": {_signed(row.change_ns)} a step"
+                yield (
+                    f"{what} {row.status}: {row.name} {row.detail}".rstrip()
+                    + f": {signed_duration(row.change_ns)} a step"
+                )
 
 
-def _signed(ns: float) -> str:
-    return f"{'+' if ns >= 0 else '−'}{duration(abs(ns))}"
-
-
-def _notes(base: Mapping[str, Any], new: Mapping[str, Any], times: tuple[Floats, Floats]) -> Iterable[str]:
-    for label, path in (("device", ("hardware", "device")), ("world size", ("scope", "world_size"))):
-        old, now = (document[path[0]][path[1]] if document[path[0]] else None for document in (base, new))
+def _notes(base: Side, new: Side, short: int, run_spread: float) -> Iterable[str]:
+    first, second = base[0], new[0]
+    for label, section, name in (("device", "hardware", "device"), ("world size", "scope", "world_size")):
+        old, now = _value(first, section, name), _value(second, section, name)
         if old != now:
             difference_in_kind = f"{label} differs: {json.dumps(old)} and {json.dumps(now)}"
             yield f"{difference_in_kind}; times are per device, points are of each run's own peak"
-    if base["mfu"] and new["mfu"] and base["mfu"]["convention"] != new["mfu"]["convention"]:
-        yield f"MFU conventions differ: {base['mfu']['convention']} and {new['mfu']['convention']}"
-    if base["synthetic"] or new["synthetic"]:
+    old, now = _value(first, "mfu", "convention"), _value(second, "mfu", "convention")
+    if old and now and old != now:
+        yield f"MFU conventions differ: {old} and {now}"
+    if _coverage_apart(base, new):
+        known = " and ".join(f"{_mean_of(side, 'mfu', 'flops_coverage'):.0%}" for side in (base, new))
+        yield f"FLOPs are known of {known} of the matmul time: HFU and matmul below peak cannot be compared"
+    if any(report.document["synthetic"] for report in (*base, *new)):
         yield "at least one of the runs is synthetic"
-    short = min(len(one) for one in times)
     if short < MIN_VALUES:
-        yield f"only {short} steps on one side: too few to tell a change from noise (30 are good)"
-    elif short < 20:
-        yield f"only {short} steps on one side: whether slow steps come in clusters cannot be seen (30 are good)"
+        yield f"only {short} steps on one side: {MIN_VALUES} are needed to tell a change from noise, 100 are good"
+    elif len(base) == len(new) == 1:
+        yield (
+            f"one run a side: runs of the same job are assumed to differ by {run_spread:.1%} (standard deviation); "
+            "on a machine that is shared or warms up, give several runs a side"
+        )

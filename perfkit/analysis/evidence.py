@@ -1,40 +1,51 @@
-"""Is the difference between two series of steps more than noise? Moving-block bootstrap, no domain words.
+"""Is the difference between two sides more than noise? Moving blocks of a series, runs of a side; no domain words.
 
-    ratio(base, new)       -> Estimate of median(new)/median(base) − 1
+    ratio(base, new)       -> Estimate of typical(new)/typical(base) − 1
     difference(base, new)  -> Estimate of mean(new) − mean(base)
 
-Neighbouring values of a series hang together (a slow disk, a warm GPU), so resampling single values would promise too
-much: blocks are drawn, as long as the series' own correlation asks for. A short series hides its correlation, and
-blocks that are cut from it understate its spread. So the error is the larger of two: that of the blocks, and that of
-single values times (1 + ρ)/(1 − ρ), where ρ is what neighbours of both series have in common, corrected for the bias of
-short series and drawn towards PRIOR when there are few values. The interval is that of Student's t with as many degrees
-of freedom as independent values are left. Fewer than MIN_VALUES values on either side: no interval.
-`benchmarks/compare.py` measures what that gives: false alarms, and how many steps a slowdown of 3 % needs.
+A side is one series, or several: the runs of one job. The typical value of a series is the mean of its logarithms,
+outliers drawn in to 3·1.4826·MAD around the median; the limit is the same for all series, or its own noise would look
+like a change.
+
+*One series a side.* Neighbouring values hang together (a slow disk, a warm GPU). The error of a mean is the larger of
+two: that of blocks of a third of the series (the variance of the moving-block bootstrap, which for a mean is known in
+closed form, so nothing is drawn; long blocks see slow drift), and that of single values times (1 + ρ)/(1 − ρ), where
+neighbours correlate by ρ. Few values hide their correlation: ρ is corrected for that, drawn towards PRIOR, and taken at
+the upper end of its own interval. What differs between two runs of one job cannot be seen in one of each: a standard
+deviation of `run_spread` is assumed.
+
+*Several series on a side.* The run is the unit: the error is the spread of the runs of each side (Welch's test), or
+that of the blocks if it is larger. Nothing is assumed.
+
+The interval is Student's, with the degrees of freedom that are left. Fewer than MIN_VALUES values on a side: no
+interval. `benchmarks/compare.py` prints false alarms and power.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 LEVEL = 0.05
-PRIOR, PRIOR_WEIGHT = 0.5, 16
+RUN_SPREAD = 0.005
+"""Standard deviation that is assumed between runs of the same job where only one of each is there."""
+PRIOR, PRIOR_WEIGHT = 0.8, 24
 """Correlation of neighbours that is assumed, and how many values it takes to outweigh it."""
 MAX_CORRELATION = 0.98
-MOST_BLOCKS = 10
-"""Few long blocks also see drift that correlation at small lags does not show; it costs little: t(18) is 2.1."""
-MIN_VALUES = 4
-DRAWS = 500
-MAX_VALUES = 20_000
-SEED = 20_261_116
+UPPER = 1.64
+"""Standard errors by which the correlation is taken too high: the upper end of a one-sided interval of 95 %."""
+BLOCKS = 3
+MIN_VALUES = 12
+"""With fewer, whether slow values come in clusters cannot be seen, and no interval would be honest and of use."""
+CLIP_MADS, MIN_CLIP = 3 * 1.4826, 0.01
 
 Floats = npt.NDArray[np.float64]
+Side = Floats | Sequence[Floats]
 
 
 @dataclass(frozen=True)
@@ -56,104 +67,107 @@ class Estimate:
 NOTHING = Estimate(None, None, None)
 
 
-def ratio(base: Floats, new: Floats, *, level: float = LEVEL) -> Estimate:
-    """Return the relative change of the median."""
-    base, new = _clean(base), _clean(new)
-    if not len(base) or not len(new) or np.median(base) <= 0 or np.median(new) <= 0:
+def ratio(base: Side, new: Side, *, level: float = LEVEL, run_spread: float = RUN_SPREAD) -> Estimate:
+    """Return the relative change of the typical value."""
+    sides = _logarithms(base, new)
+    if sides is None:
         return NOTHING
-    found = _estimate(base, new, lambda values: np.log(np.median(values, axis=-1)), level)
+    found = _estimate(sides, level, run_spread)
     return Estimate(*(None if value is None else math.expm1(value) for value in (found.change, found.low, found.high)))
 
 
-def difference(base: Floats, new: Floats, *, level: float = LEVEL) -> Estimate:
+def difference(base: Side, new: Side, *, level: float = LEVEL) -> Estimate:
     """Return the change of the mean."""
-    base, new = _clean(base), _clean(new)
-    if not len(base) or not len(new):
-        return NOTHING
-    return _estimate(base, new, lambda values: np.mean(values, axis=-1), level)
+    sides = [_series(base), _series(new)]
+    return _estimate(sides, level, 0.0) if all(sides) else NOTHING
 
 
-def _clean(values: Floats) -> Floats:
-    values = np.asarray(values, np.float64)
-    values = values[np.isfinite(values)]
-    return values[:: max(1, len(values) // MAX_VALUES)]
+def typical(base: Side, new: Side) -> tuple[float, float] | None:
+    """Return the two values that `ratio` compares."""
+    sides = _logarithms(base, new)
+    if sides is None:
+        return None
+    first, second = (math.exp(float(np.mean([run.mean() for run in side]))) for side in sides)
+    return first, second
 
 
-def _estimate(base: Floats, new: Floats, statistic: Callable[[Floats], Any], level: float) -> Estimate:
-    change = float(statistic(new) - statistic(base))
-    if min(len(base), len(new)) < MIN_VALUES:
+def _series(side: Side) -> list[Floats]:
+    """Return the series of a side, without what is no number and without those that are empty."""
+    several = [side] if isinstance(side, np.ndarray) else side
+    return [kept for run in several if len(kept := run[np.isfinite(run)])]
+
+
+def _logarithms(base: Side, new: Side) -> list[list[Floats]] | None:
+    """Return the logarithms of both sides with outliers drawn in; None where there are none."""
+    sides = [_series(base), _series(new)]
+    if not all(sides) or any((run <= 0).any() for side in sides for run in side):
+        return None
+    logs = [[np.log(run) for run in side] for side in sides]
+    spreads = [np.median(np.abs(run - np.median(run))) for side in logs for run in side]
+    reach = max(CLIP_MADS * float(np.mean(spreads)), MIN_CLIP)
+    return [[np.clip(run, np.median(run) - reach, np.median(run) + reach) for run in side] for side in logs]
+
+
+def _estimate(sides: list[list[Floats]], level: float, run_spread: float) -> Estimate:
+    means = [np.array([run.mean() for run in side]) for side in sides]
+    change = float(means[1].mean() - means[0].mean())
+    if min(sum(map(len, side)) for side in sides) < MIN_VALUES:
         return Estimate(change, None, None)
-    rho = correlation(base, new)
-    inflation = (1 + rho) / (1 - rho)
-    errors, freedoms = [], []
-    for number, values in enumerate((base, new)):
-        length = block_length(values)
-        random = np.random.default_rng(SEED + number)
-        single = float(np.var(statistic(_redraw(values, 1, random)))) * inflation
-        blocks = len(values) / length
-        drawn = float(np.var(statistic(_redraw(values, length, random)))) * blocks / max(blocks - 1, 0.5)
-        errors.append(max(single, drawn))
-        freedoms.append(max(min(len(values) / inflation, blocks) - 1, 1.0))
-    total = sum(errors)
-    if total == 0:
-        return Estimate(change, change, change)
-    freedom = total**2 / sum(e**2 / f for e, f in zip(errors, freedoms, strict=True))
-    reach = student(1 - level / 2, freedom) * math.sqrt(total)
+    rho = correlation(*(run for side in sides for run in side))
+    errors = [(error / len(side) ** 2, free) for side in sides for error, free in (_error(run, rho) for run in side)]
+    if max(map(len, sides)) > 1:
+        variance, freedom = max(_added(errors), _between(means))
+    else:
+        variance, freedom = _added([*errors, (2 * run_spread**2, math.inf)])
+    reach = student(1 - level / 2, freedom) * math.sqrt(variance)
     return Estimate(change, change - reach, change + reach)
 
 
+def _error(series: Floats, rho: float) -> tuple[float, float]:
+    """Return the variance of a series' mean, and its degrees of freedom."""
+    n = len(series)
+    if n < 2:
+        return 0.0, 1.0
+    centred = series - series.mean()
+    length = max(1, n // BLOCKS)
+    sums = np.concatenate(([0.0], np.cumsum(centred)))
+    block_means = (sums[length:] - sums[:-length]) / length
+    blocks = float(np.mean(block_means**2)) * length / (n - length)  # the bootstrap's variance, its bias taken out
+    inflation = (1 + rho) / (1 - rho)
+    single = float(centred @ centred) / n / (n - 1) * inflation
+    return max(blocks, single), max(min(1.5 * n / length, n / inflation) - 1, 1.0)  # 1.5: blocks overlap
+
+
+def _between(means: list[Floats]) -> tuple[float, float]:
+    """Return the variance of the change by the spread of runs; a side of one run is taken to spread like the other."""
+    several = [one for one in means if len(one) > 1]
+    spreads = [float(one.var(ddof=1)) for one in several]
+    if len(several) == 1:
+        return spreads[0] * (1 + 1 / len(several[0])), float(len(several[0]) - 1)
+    return _added([(spread / len(one), len(one) - 1.0) for spread, one in zip(spreads, several, strict=True)])
+
+
+def _added(parts: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return the sum of variances, and its degrees of freedom by Welch and Satterthwaite."""
+    variance = sum(one for one, _ in parts)
+    doubt = sum(one**2 / freedom for one, freedom in parts)
+    return variance, variance**2 / doubt if doubt else math.inf
+
+
 def correlation(*several: Floats) -> float:
-    """Return how much a value says about the next one, over all series together; between 0 and MAX_CORRELATION."""
+    """Return how much a value says about the next one, over all series together, taken high rather than low."""
     together, power, number = 0.0, 0.0, 0
-    for values in several:
-        clipped = _clipped(values)
-        together += float(clipped[:-1] @ clipped[1:])
-        power += float(clipped @ clipped)
-        number += len(values)
+    for series in several:
+        centred = series - series.mean()
+        together += float(centred[:-1] @ centred[1:])
+        power += float(centred @ centred)
+        number += len(series)
     if not power:
         return 0.0
     mean = number / len(several)
-    found = (together / power * mean + 1) / (mean - 4) if mean > 8 else PRIOR  # a short series looks less correlated
-    drawn = (number * min(found, 1.0) + PRIOR_WEIGHT * PRIOR) / (number + PRIOR_WEIGHT)
-    return min(max(drawn, 0.0), MAX_CORRELATION)
-
-
-def _clipped(values: Floats) -> Floats:
-    """Return the values around zero, outliers clipped: one of them would hide how the rest hang together."""
-    centred = values - np.median(values)
-    scale = 1.4826 * float(np.median(np.abs(centred)))
-    clipped = np.clip(centred, -2 * scale, 2 * scale) if scale else centred
-    result: Floats = clipped - clipped.mean()
-    return result
-
-
-def block_length(values: Floats) -> int:
-    """Return how many neighbours to keep together: three times their correlation's reach, a tenth to a fifth of all.
-
-    The reach is the sum of the autocorrelations, cut where they drown in noise (Sokal's window); the bias of a short
-    series (−1/n each) is given back.
-    """
-    n = len(values)
-    clipped = _clipped(values)
-    power = float(clipped @ clipped)
-    if not power:
-        return 1
-    reach = 1.0
-    for lag in range(1, n // 2):
-        rho = float(clipped[:-lag] @ clipped[lag:]) / power + 1 / n
-        reach += 2 * max(rho, 0.0)
-        if lag >= 4 * reach or rho < 1 / math.sqrt(n):
-            break
-    return min(max(1, math.ceil(3 * reach) if reach > 1 else 1, n // MOST_BLOCKS), max(1, n // 5))
-
-
-def _redraw(values: Floats, length: int, random: np.random.Generator) -> Floats:
-    """Return DRAWS series of blocks, wrapping around at the end so that every value is as likely."""
-    n = len(values)
-    starts = random.integers(0, n, (DRAWS, math.ceil(n / length)))
-    places = (starts[:, :, None] + np.arange(length)).reshape(DRAWS, -1)[:, :n] % n
-    drawn: Floats = values[places]
-    return drawn
+    found = (together / power * mean + 1) / max(mean - 4, 1)  # a short series looks less correlated than it is
+    drawn = (number * min(max(found, 0.0), 1.0) + PRIOR_WEIGHT * PRIOR) / (number + PRIOR_WEIGHT)
+    return min(drawn + UPPER * math.sqrt((1 - drawn**2) / (number + PRIOR_WEIGHT)), MAX_CORRELATION)
 
 
 def student(probability: float, freedom: float) -> float:

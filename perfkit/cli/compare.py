@@ -1,13 +1,15 @@
 """What changed between two runs, and is it noise?
 
-BASE and NEW are trace files, folders, archives or stores; with --store they name runs in it. Step time is compared
-with a confidence interval (moving-block bootstrap), the waterfall term by term, kernels by op and shape, collectives
-by role and size. --fail-on trips only when the evidence is there: 'step_time>+3%', 'mfu<-2%',
-'waterfall.exposed_wait>+1points'.
+BASE and NEW are trace files, folders, archives or stores; with --store they name runs in it. Runs of a job differ on a
+machine that is shared or warms up: give several of each side with --base and --new, recorded alternately. Step time is
+compared with a confidence interval (moving blocks of steps; between several runs, their spread), the waterfall term by
+term, kernels by op and shape, collectives by role and size. --fail-on trips only when the evidence is there:
+'step_time>+3%', 'mfu<-2%', 'waterfall.exposed_wait>+1points'.
 
 examples:
   perfkit compare traces/before traces/after
   perfkit compare baseline candidate --store runs/ --fail-on 'step_time>+3%'
+  perfkit compare b1 n1 --base b2 --base b3 --new n2 --new n3 --store runs/
   perfkit compare base/ new/ --format markdown -o comment.md
   perfkit compare base/ new/ --format junit -o perf.xml --fail-on 'step_time>+3%'
 """
@@ -29,6 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("base", metavar="BASE", help="traces, a store, or with --store a run")
     parser.add_argument("new", metavar="NEW", help="the same, to compare with it")
+    parser.add_argument("--base", dest="more_base", action="append", default=[], metavar="RUN",
+                        help="another run of the base side; may be repeated")  # fmt: skip
+    parser.add_argument("--new", dest="more_new", action="append", default=[], metavar="RUN",
+                        help="another run of the new side; may be repeated")  # fmt: skip
+    parser.add_argument("--run-spread", type=float, default=0.005, metavar="SHARE",
+                        help="how far runs of the same job lie apart (standard deviation): assumed where there is one "
+                        "of each (default: 0.005)")  # fmt: skip
     parser.add_argument("--store", metavar="DIR", help="store in which BASE and NEW are runs")
     parser.add_argument("--model", help="as for `perfkit analyze`: gives MFU")
     parser.add_argument("--tokens-per-step", type=float, help="tokens of a step of the whole job")
@@ -49,9 +58,19 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0 < args.level < 1:
         raise UsageError(f"--level {args.level}", next_step="use a chance such as 0.05")
-    (base, base_steps), (new, new_steps) = _load(args.base, args), _load(args.new, args)
-    recorded = (base_steps, new_steps) if base_steps is not None and new_steps is not None else None
-    found = compare(base, new, level=args.level, steps=recorded)
+    if args.run_spread < 0:
+        raise UsageError(f"--run-spread {args.run_spread}", next_step="use a share such as 0.005")
+    base = [_load(name, args) for name in (args.base, *args.more_base)]
+    new = [_load(name, args) for name in (args.new, *args.more_new)]
+    steps = [[steps for _, steps in side if steps is not None] for side in (base, new)]
+    all_recorded = len(steps[0]) == len(base) and len(steps[1]) == len(new)
+    found = compare(
+        [report for report, _ in base],
+        [report for report, _ in new],
+        level=args.level,
+        run_spread=args.run_spread,
+        steps=(steps[0], steps[1]) if all_recorded else None,
+    )
     problem: PerfkitError | None = None
     if args.fail_on:
         try:

@@ -16,7 +16,7 @@ from xml.sax.saxutils import quoteattr
 
 from perfkit.analysis.compare import Comparison, Quantity, Row
 from perfkit.errors import GateTripped, UsageError
-from perfkit.report.format import duration
+from perfkit.report.format import duration, signed_duration
 from perfkit.report.gate import GateUnknown
 
 _CONDITION = re.compile(r"\s*([a-z_][\w.]*)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*(%|points)\s*$")
@@ -35,7 +35,7 @@ def check_change(comparison: Comparison, expression: str) -> None:
         if (unit == "points") != (quantity.unit == "points"):
             raise UsageError(f"--fail-on {part.strip()!r}: {name} changes in {'points' if unit == '%' else '%'}")
         limit = float(number) / (100 if unit == "%" else 1)
-        if quantity.change is None or (name == "step_time" and quantity.low is None):
+        if quantity.change is None or quantity.low is None:
             unknown.append(f"the change of {name} is unknown, so `{part.strip()}` cannot pass")
         elif quantity.verdict != "no evidence" and (
             quantity.change > limit if sign == ">" else quantity.change < limit
@@ -57,21 +57,17 @@ def find_quantity(comparison: Comparison, name: str) -> Quantity:
 
 def to_text(comparison: Comparison) -> str:
     """Return what a terminal shows."""
-    lines = [headline(comparison), ""]
-    for quantity in comparison.quantities:
-        if quantity.change is not None:
-            old, now = _value(quantity.base, quantity), _value(quantity.new, quantity)
-            lines.append(f"  {quantity.name:<30} {old:>12} → {now:<12} {change_text(quantity)}")
+    lines = [headline(comparison)]
     if comparison.causes:
-        lines += ["", "what changed most, of the traced steps", *(f"  {cause}" for cause in comparison.causes)]
+        lines += ["what changed, of the traced steps:", *(f"  {cause}" for cause in comparison.causes)]
+    lines.append("")
+    lines += [_line(q) for q in comparison.quantities if q.change is not None]
+    if comparison.parts:
+        lines += ["", "where a traced step spends its time, per device", *map(_line, comparison.parts)]
     moved = [q for q in comparison.terms if q.change is not None]
     if moved:
         lines += ["", "waterfall, points of peak"]
-        for quantity in sorted(moved, key=lambda q: -abs(q.change or 0)):
-            mark = "" if quantity.verdict == "no evidence" else f"  {quantity.verdict}"
-            lines.append(
-                f"  {quantity.name:<30} {quantity.base:>12.2f} → {quantity.new:<12.2f} {change_text(quantity)}{mark}"
-            )
+        lines += [_line(q) for q in sorted(moved, key=lambda q: -abs(q.change or 0))]
     for title, rows in (("kernels, per step and device", comparison.kernels), ("collectives", comparison.collectives)):
         if rows:
             lines += ["", title, *(f"  {_row(row)}" for row in rows[:12])]
@@ -83,9 +79,13 @@ def headline(comparison: Comparison) -> str:
     """Return the verdict in one line."""
     speed = comparison.quantities[0]
     base, new = comparison.steps
-    about = f"{base} and {new} {comparison.step_source} steps, {1 - comparison.level:.0%} confidence"
+    runs = f" of {comparison.runs[0]} and {comparison.runs[1]} runs" if max(comparison.runs) > 1 else ""
+    steps = f"{base} and {new} {comparison.step_source} steps{runs}"
+    about = f"{steps}, {1 - comparison.level:.0%} confidence"
     if speed.change is None:
         return f"no verdict: no step times on both sides ({about})"
+    if speed.low is None:
+        return f"no verdict: step time {change_text(speed)}, but {steps} are too few to tell that from noise"
     if comparison.verdict == "no evidence":
         return f"no evidence of a change in step time: {change_text(speed)} ({about})"
     return f"{comparison.verdict}: step time {change_text(speed)} ({about})"
@@ -137,29 +137,34 @@ def _cell(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("`", "\\`").replace("\n", " ")
 
 
+def _line(quantity: Quantity) -> str:
+    mark = f"  {quantity.verdict}" if quantity.verdict in ("more", "less") else ""
+    old, now = _value(quantity.base, quantity), _value(quantity.new, quantity)
+    return f"  {quantity.name:<30} {old:>12} → {now:<12} {change_text(quantity)}{mark}"
+
+
 def _value(value: float | None, quantity: Quantity) -> str:
     if value is None:
         return "–"
-    if quantity.unit == "ns":
+    if quantity.unit in ("ns", "ns_per_step"):
         return duration(value)
-    return (
-        f"{value:.1%}"
-        if quantity.unit == "ratio"
-        else f"{value:,.2f}"
-        if quantity.unit == "points"
-        else f"{value:,.1f}"
-    )
+    return {"ratio": f"{value:.1%}", "points": f"{value:,.2f}", "1/s": f"{value:,.1f}"}[quantity.unit]
 
 
 def change_text(quantity: Quantity) -> str:
     """Return a change with its interval."""
     if quantity.change is None:
         return "unknown"
-    if quantity.unit == "points":
-        inside = "" if quantity.low is None else f" [{quantity.low:+.2f}, {quantity.high:+.2f}]"
-        return f"{quantity.change:+.2f}{inside}"
-    inside = "" if quantity.low is None else f" [{quantity.low:+.1%}, {quantity.high:+.1%}]"
-    return f"{quantity.change:+.1%}{inside}"
+    change, low, high = (_change(value, quantity.unit) for value in (quantity.change, quantity.low, quantity.high))
+    return change if quantity.low is None else f"{change} [{low}, {high}]"
+
+
+def _change(value: float | None, unit: str) -> str:
+    if value is None:
+        return "–"
+    if unit == "ns_per_step":
+        return signed_duration(value)
+    return f"{value:+.2f}" if unit == "points" else f"{value:+.1%}"
 
 
 def _row(row: Row) -> str:

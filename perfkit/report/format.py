@@ -33,6 +33,11 @@ def duration(ns: float | None) -> str:
     return "0"
 
 
+def signed_duration(ns: float) -> str:
+    """Format a change of a duration."""
+    return f"{'−' if ns < 0 else '+'}{duration(abs(ns))}"
+
+
 def copies(direction: str) -> str:
     """Name the copies of a direction; a memset copies nothing."""
     return "memset" if direction == "memset" else f"{direction} copies"

@@ -5,21 +5,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfkit.analysis.evidence import block_length, correlation, difference, ratio, student
+from perfkit.analysis.evidence import MIN_VALUES, RUN_SPREAD, correlation, difference, ratio, student, typical
 
 
-def steps(seed, n=120, *, rho=0.3, spread=0.03, slower=1.0):
+def steps(seed, n=120, *, rho=0.3, spread=0.03, slower=1.0, outliers=0.02):
     """Step times that hang together, with an outlier now and then."""
     random = np.random.default_rng(seed)
     noise = random.normal(size=n + 20)
     for i in range(1, len(noise)):
         noise[i] = rho * noise[i - 1] + noise[i] * np.sqrt(1 - rho**2)
     times = 100 * (1 + spread * noise[20:])
-    times[random.random(n) < 0.02] *= 1.5
+    times[random.random(n) < outliers] *= 1.5
     return times * slower
 
 
-@pytest.mark.parametrize(("n", "rho"), [(10, 0.0), (10, 0.6), (30, 0.3), (30, 0.7), (120, 0.3), (120, 0.6)])
+@pytest.mark.parametrize(("n", "rho"), [(12, 0.0), (12, 0.9), (30, 0.5), (30, 0.9), (120, 0.5), (120, 0.9)])
 def test_two_runs_of_the_same_job_are_not_told_apart_more_often_than_the_level_allows(n, rho):
     """The short form of benchmarks/compare.py."""
     alarms = sum(ratio(steps(2 * seed, n, rho=rho), steps(2 * seed + 1, n, rho=rho)).sign != 0 for seed in range(200))
@@ -46,8 +46,42 @@ def test_the_same_series_twice_is_no_change():
     assert estimate.sign == 0
 
 
-def test_three_values_give_a_change_and_no_interval():
-    estimate = ratio(np.array([1.0, 1, 1]), np.array([2.0, 2, 2]))
+def test_runs_that_lie_apart_are_told_apart_by_one_of_each_and_not_by_five():
+    """What one run cannot show of its job, several do."""
+
+    def side(seed, runs):
+        random = np.random.default_rng(seed)
+        return [steps(100 * seed + i, 60) * (1 + 0.03 * random.normal()) for i in range(runs)]
+
+    assert sum(ratio(side(2 * s, 1), side(2 * s + 1, 1)).sign != 0 for s in range(100)) > 20
+    assert sum(ratio(side(2 * s, 5), side(2 * s + 1, 5)).sign != 0 for s in range(200)) <= 18
+
+
+def test_one_run_against_several_spreads_like_them():
+    several = [steps(i) * scale for i, scale in enumerate((0.9, 1.0, 1.1))]
+    assert ratio(several, steps(9, slower=1.1)).sign == 0
+    assert ratio(several, steps(9, slower=2.0)).sign == 1
+
+
+def test_a_change_within_the_assumed_spread_of_runs_is_no_evidence():
+    values = np.full(100, 100.0)
+    assert ratio(values, values * (1 + RUN_SPREAD)).sign == 0
+    assert ratio(values, values * (1 + RUN_SPREAD), run_spread=0).sign == 1
+    assert ratio(values, values * 1.03).sign == 1
+
+
+def test_a_few_steps_of_twice_the_time_change_neither_value_nor_verdict():
+    values = steps(1, 200)
+    late = values.copy()
+    late[::50] *= 2
+    before, after = typical(values, late)
+    assert after == pytest.approx(before, rel=0.005)
+    assert ratio(values, late).sign == 0
+
+
+def test_too_few_values_give_a_change_and_no_interval():
+    few = np.ones(MIN_VALUES - 1)
+    estimate = ratio(few, 2 * few)
     assert estimate.change == pytest.approx(1.0)
     assert (estimate.low, estimate.high, estimate.sign) == (None, None, 0)
 
@@ -57,26 +91,17 @@ def test_nothing_to_compare_is_unknown(base):
     assert ratio(np.array(base), np.ones(10)).change is None
 
 
-@given(st.lists(st.floats(1, 1e9), min_size=4, max_size=60), st.lists(st.floats(1, 1e9), min_size=4, max_size=60))
+@given(st.lists(st.floats(1, 1e9), min_size=12, max_size=60), st.lists(st.floats(1, 1e9), min_size=12, max_size=60))
 def test_swapping_the_sides_swaps_the_sign(a, b):
     there, back = difference(np.array(a), np.array(b)), difference(np.array(b), np.array(a))
     assert there.change == pytest.approx(-back.change)
     assert there.low <= there.change <= there.high
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200))
-def test_blocks_fit_into_the_series(values):
-    assert 1 <= block_length(np.array(values)) <= max(1, len(values) // 5)
-
-
-def test_correlation_is_found_in_spite_of_outliers_and_assumed_where_it_cannot_be_seen():
-    assert correlation(steps(1, 2000, rho=0.6), steps(2, 2000, rho=0.6)) == pytest.approx(0.6, abs=0.08)
-    assert correlation(steps(1, 5), steps(2, 5)) == pytest.approx(0.5)
+def test_correlation_is_taken_high_and_assumed_where_it_cannot_be_seen():
+    assert 0.6 < correlation(*(steps(seed, 2000, rho=0.6, outliers=0) for seed in (1, 2))) < 0.65
+    assert correlation(steps(1, 5), steps(2, 5)) > 0.7
     assert correlation(np.ones(50), np.ones(50)) == 0
-
-
-def test_blocks_grow_with_correlation():
-    assert block_length(steps(3, 400, rho=0.0)) < block_length(steps(3, 400, rho=0.9))
 
 
 @pytest.mark.parametrize(("freedom", "value"), [(1, 12.706), (2, 4.303), (3, 3.182), (10, 2.228), (30, 2.042)])
