@@ -119,7 +119,8 @@ def collective_calls(
     host_start = np.append(timeline.host.start[tree.rows], NONE)[notes.outermost(found.issuer)]
     step = np.full(len(found.start), NONE, np.int64)
     if steps is not None and len(steps.number):
-        at = steps.at(np.where(found.issuer >= 0, host_start, NEVER))
+        asked = np.where(found.issuer >= 0, host_start, NEVER) if len(timeline.host.start) else found.start
+        at = steps.at(asked)
         step = np.append(steps.number, NONE)[at]
     arrive = host_start if device is None else found.start
     order = np.lexsort((found.event_id, arrive))

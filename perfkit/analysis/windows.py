@@ -137,9 +137,13 @@ def find_windows(timeline: Timeline, device: int | None, *, mode: str = "step", 
 
 
 def launch_times(timeline: Timeline, work: Work, missing: int) -> Ints:
-    """Start of the launch call of each piece of work; `missing` if it is not in the trace."""
+    """Start of the launch call of each piece of work; `missing` if it is not in the trace.
+
+    Where nothing of the host is recorded (a trace of ops) work stands for its own launch: steps are known from
+    records, on the same clock.
+    """
     if not len(timeline.host.start):
-        return np.full(len(work.launch), missing, np.int64)
+        return work.start
     result: Ints = np.where(work.launch >= 0, timeline.host.start[work.launch], missing)
     return result
 

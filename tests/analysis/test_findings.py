@@ -38,6 +38,18 @@ def finding(found: Report, id: str) -> dict[str, Any]:
     return next(row for row in found.summary["findings"] if row["id"] == id)
 
 
+@pytest.mark.parametrize(("name", "id", "published"), [("ST", "stage_imbalance", 0.152), ("AR", "straggler", 0.493)])
+def test_published_jobs_have_the_cause_and_about_the_cost_that_their_authors_found(
+    traces: Path, name: str, id: str, published: float
+) -> None:
+    path = traces / "ByteDance-Seed__StragglerAnalysis" / "data" / f"trace-{name}.parquet"
+    if not path.exists():
+        pytest.skip("not among the real traces here")
+    found = analyze(path)
+    assert found.summary["quality"]["steps_source"] == "step_records"
+    assert finding(found, id)["points"] == pytest.approx(100 * published, rel=0.1)
+
+
 # ------------------------------------------------------------------ simulated faults
 
 MATCHING = {

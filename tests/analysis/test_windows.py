@@ -67,6 +67,16 @@ def test_steps_without_any_launch_in_the_trace_fall_back_to_the_whole_trace() ->
     assert found.source == "trace"
 
 
+def test_without_any_host_event_recorded_steps_hold_the_work_that_starts_in_them() -> None:
+    records = table_from_rows(STEPS, [{"rank": 0, "step": n, "start_ns": s, "end_ns": e} for n, s, e in RECORDED])
+    found = windows(kernel(10, 30), kernel(60, 80), kernel(90, 95), records=records)
+    assert as_list(found) == [(7, 10, 60), (8, 60, 100)]
+    assert found.source == "step_records"
+
+
+RECORDED = ((7, 0, 50), (8, 50, 100))
+
+
 def test_the_trace_window_goes_from_the_first_to_the_last_device_event_of_the_rank() -> None:
     rows = [step(1, 0, 500), op(0, 900), kernel(10, 30), copy(300, 310), kernel(100, 120, device=1)]
     assert as_list(windows(*rows, mode="trace")) == [(-1, 10, 310)]
