@@ -16,6 +16,7 @@ from perfkit.analysis.facts import Facts
 from perfkit.analysis.findings_job import slow_link
 from perfkit.analysis.findings_types import MAX_EVIDENCE, Finding, ms
 from perfkit.analysis.timeline import ints
+from perfkit.analysis.utilisation import dtype_of_name
 
 COMM_POINTS, STREAM_POINTS, TINY_POINTS, RECOMPUTE_POINTS, RANK_POINTS = 5.0, 2.0, 4.0, 4.0, 2.0
 SHAPE_POINTS, PRECISION_POINTS, ATTENTION_POINTS, ELEMENTWISE_POINTS, SMALL_POINTS = 1.0, 3.0, 2.0, 15.0, 0.5
@@ -43,7 +44,13 @@ _SOFTMAX = ("aten::_softmax", "aten::_softmax_backward_data", "aten::_safe_softm
 _BATCHED = ("aten::bmm", "aten::baddbmm", "aten::matmul")
 
 
+_MIXED = {
+    "bf16": "train under torch.autocast('cuda', torch.bfloat16)",
+    "fp16": "train under torch.autocast('cuda', torch.float16) with torch.amp.GradScaler: this device has no bf16",
+}
+_TF32 = "where fp32 must stay, torch.set_float32_matmul_precision('high') allows TF32"
 _LINK = "; look at the link too: compare with `{}_perf` of nccl-tests between the same ranks"
+_FOR_LATE = "overlapping it would not help: see which ranks the others wait for, and make them arrive together"
 _HOST_LINK = "measure the link between these hosts (iperf3); if it is as fast as it should be, "
 _TESTS = {"all_to_all": "alltoall", "send": "sendrecv", "recv": "sendrecv", "send_recv": "sendrecv"}
 """What nccl-tests calls an operation, if not by its name."""
@@ -56,6 +63,9 @@ def exposed_communication(facts: Facts) -> Finding | None:
         table = table.filter(pc.invert(pc.is_in(table["op"], pa.array(["send", "recv"]))))
     large = table.filter(pc.invert(_is_small(table))) if small_messages(facts) else table
     rows = facts.paced_sum(large, "exposed_ns", ["op", "group"])  # small messages are a finding of their own
+    if table is not facts.exchanges:  # stages that end at different times wait for each other: the schedule's cost
+        rows = [{**row, "gpu_ns": row["gpu_ns"] * (1 - _waiting(facts, row["op"]))} for row in rows]
+        rows.sort(key=lambda row: -row["gpu_ns"])
     points = facts.points(sum(row["gpu_ns"] for row in rows))
     if points < COMM_POINTS or (facts.quality.get("device_events") or MIN_WORK) < MIN_WORK:
         return None
@@ -65,14 +75,18 @@ def exposed_communication(facts: Facts) -> Finding | None:
         "reduce_scatter": "overlap it with the backward pass, or shard over fewer ranks (HSDP)",
         "all_reduce": "overlap buckets with the backward pass; for tensor parallelism use sequence parallelism and "
         "asynchronous collectives, or fewer ranks inside a node",
-        "all_to_all": "overlap dispatch with shared experts, or keep experts inside a node",
+        "all_to_all": "of sharded embeddings: fetch the next batch's while this one computes (torchrec's "
+        "TrainPipelineSparseDist), and balance the shards; of experts: overlap dispatch with shared experts, or keep "
+        "experts inside a node",
         "send_recv": "in a pipeline, more micro-batches or an interleaved schedule; in an all-to-all, which NCCL names "
         "the same, balance the shards and overlap it",
         "recv": "in a pipeline, more micro-batches or an interleaved schedule",
     }.get(first["op"], "overlap it with compute")
     knows = first["op"] in (*_TESTS, "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
     how, waits = _how(facts, first["op"])
-    if knows and not waits:  # the registry knows no peak of a host's link, so that it comes first there
+    if waits:
+        advice = _FOR_LATE
+    elif knows:  # the registry knows no peak of a host's link, so that it comes first there
         advice = (
             advice + _LINK.format(_TESTS.get(first["op"], first["op"])) if facts.has_device else _HOST_LINK + advice
         )
@@ -92,6 +106,21 @@ def exposed_communication(facts: Facts) -> Finding | None:
     )
 
 
+def _waiting(facts: Facts, op: str) -> float:
+    """Return which share of an operation's exposed time is waiting for ranks that come late."""
+    _, waited, _, total = _exposed(facts, op)
+    return waited / total if total else 0.0
+
+
+def _exposed(facts: Facts, op: str) -> tuple[int, int, int, int]:
+    """Return the exposed time of an operation: transfer, waiting, neither, and all of it."""
+    rows = [r for r in facts.job.collectives if r["op"] == op] if facts.job is not None else []
+    moved, waited, unclear = (
+        sum(r[f"exposed_{name}_ns"] or 0 for r in rows) for name in ("transfer", "wait", "unsplit")
+    )
+    return moved, waited, unclear, moved + waited + unclear
+
+
 def _how(facts: Facts, op: str) -> tuple[str, bool]:
     """Say whether the exposed time of an operation is transfer, and how fast, or waiting; and whether it waits."""
     if facts.job is None:
@@ -99,10 +128,7 @@ def _how(facts: Facts, op: str) -> tuple[str, bool]:
     from perfkit.analysis.collectives import MOSTLY
 
     rows = [r for r in facts.job.collectives if r["op"] == op]
-    moved, waited, unclear = (
-        sum(r[f"exposed_{name}_ns"] or 0 for r in rows) for name in ("transfer", "wait", "unsplit")
-    )
-    total = moved + waited + unclear
+    moved, waited, _, total = _exposed(facts, op)
     if not total or max(moved, waited) <= MOSTLY * total:
         return "", False
     if waited > moved:
@@ -231,9 +257,14 @@ def gemm_precision(facts: Facts) -> Finding | None:
     if half is None:
         return None
     best = facts.peaks.flops[half]
-    wide = pc.is_in(facts.kernels["dtype"].cast(pa.utf8()), pa.array(["fp32", "tf32"]))
-    rows = facts.kernel_rows(pc.and_(facts.family("gemm", "conv", "attention"), pc.fill_null(wide, False)))
-    dtypes = rows["dtype"].cast(pa.utf8()).to_pylist()
+    products = facts.kernel_rows(facts.family("gemm", "conv", "attention"))
+    recorded = zip(
+        products["dtype"].cast(pa.utf8()).to_pylist(), products["name"].cast(pa.utf8()).to_pylist(), strict=True
+    )
+    formats = pa.array([dtype or dtype_of_name(name) for dtype, name in recorded], pa.utf8())
+    products = products.set_column(products.column_names.index("dtype"), "dtype", formats)
+    rows = products.filter(pc.is_in(formats, pa.array(["fp32", "tf32"])))
+    dtypes = rows["dtype"].to_pylist()
     spent = zip(rows["owned_ns"].to_pylist(), dtypes, strict=True)
     gain = sum(ns * max(0.0, 1 - facts.peaks.flops.get(dtype, best) / best) for ns, dtype in spent)
     points = facts.points(gain)
@@ -243,7 +274,7 @@ def gemm_precision(facts: Facts) -> Finding | None:
         "gemm_precision",
         f"Matrix products run in {' and '.join(sorted(set(dtypes)))} where {half} would do",
         points,
-        "train under torch.autocast('cuda', torch.bfloat16); for TF32 set torch.set_float32_matmul_precision('high')",
+        _MIXED[half] + ("; " + _TF32 if "fp32" in dtypes and "tf32" in facts.peaks.flops else ""),
         {
             "shapes": [_shape(r) for r in rows.slice(0, MAX_EVIDENCE).to_pylist()],
             "assumes": "the same share of the peak as now",

@@ -220,7 +220,7 @@ def pipeline_bubble(facts: Facts) -> Finding | None:
     split = [pc.sum(bubbles.ranks[name]).as_py() for name in ("ideal_ns", "imbalance_ns")]
     beyond = total - sum(part or 0 for part in split)
     ideal = bubbles.ideal_ratio
-    points = facts.points(total)
+    points = facts.points(total - (split[1] or 0 if stage_imbalance(facts) else 0))  # that is a finding of its own
     if points < 2 * BUBBLE_POINTS:
         return None
     large = ideal is not None and facts.points(beyond) >= BUBBLE_POINTS and bubbles.ratio > 1.25 * ideal

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _NAME_DTYPES = (
     ("fp8", r"e4m3|e5m2|fp8|float8"), ("bf16", r"bf16|bfloat16|nvjet_t"),
     ("fp16", r"fp16|float16|_h\d*gemm|h884|h1688|hgemm|half|f16|nvjet_h"), ("tf32", r"tf32|s1688|nvjet_s"),
-    ("fp32", r"sgemm|fp32|float32|f32f32"),
+    ("fp32", r"sgemm|scudnn|fp32|float32|f32f32|<float\b"),
 )  # fmt: skip
 """What a matrix kernel's name says about its inputs, where no op has recorded their types."""
 
@@ -239,10 +239,15 @@ def _dtype(compute: pa.Table, kernels: pa.Table, question: Question) -> tuple[st
     matrix = kernels.filter(pc.is_in(kernels["family"].cast(pa.utf8()), pa.array(MATMUL)))
     total: dict[str, int] = {}
     for name, ns in zip(matrix["name"].cast(pa.utf8()).to_pylist(), matrix["owned_ns"].to_pylist(), strict=True):
-        found = next((d for d, pattern in _NAME_DTYPES if re.search(pattern, name.lower())), None)
+        found = dtype_of_name(name)
         if found and ns:
             total[found] = total.get(found, 0) + ns
     return (max(total, key=lambda d: total[d]), "kernel names") if total else (None, None)
+
+
+def dtype_of_name(kernel: str) -> str | None:
+    """Return the number format that a matrix kernel's name tells, if it tells one."""
+    return next((dtype for dtype, pattern in _NAME_DTYPES if re.search(pattern, kernel.lower())), None)
 
 
 # ------------------------------------------------------------------ the model

@@ -50,6 +50,17 @@ def test_published_jobs_have_the_cause_and_about_the_cost_that_their_authors_fou
     assert finding(found, id)["points"] == pytest.approx(100 * published, rel=0.1)
 
 
+def test_what_stages_wait_for_at_the_end_of_a_step_is_not_taken_for_a_slow_network(traces: Path) -> None:
+    path = traces / "ByteDance-Seed__StragglerAnalysis" / "data" / "trace-ST.parquet"
+    if not path.exists():
+        pytest.skip("not among the real traces here")
+    found = analyze(path)
+    moved = found.summary["job"]["exposed_transfer_ns"] / found.summary["totals"]["window_ns"]
+    assert finding(found, "exposed_communication")["points"] < 100 * 1.5 * moved
+    bubble, stages = (finding(found, id)["points"] for id in ("pipeline_bubble", "stage_imbalance"))
+    assert bubble + stages == pytest.approx(100 * found.summary["job"]["bubble"]["ratio"])  # no ns counts twice
+
+
 # ------------------------------------------------------------------ simulated faults
 
 MATCHING = {
@@ -299,6 +310,17 @@ def test_fp32_products_are_found_on_a_device_that_has_bf16() -> None:
     assert ids(found)[0] == "gemm_precision"
     assert finding(found, "gemm_precision")["points"] > 80
     assert "gemm_precision" not in ids(device_ops((*product[:2], "nvjet_gemm", 400)))
+
+
+def test_without_shapes_the_kernels_name_tells_fp32_and_the_advice_is_for_what_the_device_has() -> None:
+    rows = [step(0, 0, 10 * MS), op(0, 50, "aten::mm"), call(10, 20, 1), kernel(100, 9 * MS, 1, "volta_sgemm_64x64_nt")]
+    volta = finding(analyze_tables(tables(*rows), hardware="Tesla V100-SXM2-32GB"), "gemm_precision")
+    hopper = finding(analyze_tables(tables(*rows), hardware=H100), "gemm_precision")
+    assert "float16" in volta["next"]
+    assert "GradScaler" in volta["next"]
+    assert "TF32" not in volta["next"]  # it has none
+    assert "bfloat16" in hopper["next"]
+    assert "TF32" in hopper["next"]
 
 
 def test_attention_that_writes_its_scores_is_found() -> None:
