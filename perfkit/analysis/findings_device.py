@@ -44,6 +44,15 @@ _SOFTMAX = ("aten::_softmax", "aten::_softmax_backward_data", "aten::_safe_softm
 _BATCHED = ("aten::bmm", "aten::baddbmm", "aten::matmul")
 
 
+_IN_GRAPHS = (
+    "part of the work ran in CUDA graphs, of which a profiler may have recorded only some nodes: see first whether the "
+    "gaps lie inside graphs (nsys profile --cuda-graph-trace=node records all); otherwise "
+)
+_EAGER = {
+    False: "CUDA_MODULE_LOADING=EAGER (and see that CUDA_LAUNCH_BLOCKING is not set)",
+    True: "HIP_ENABLE_DEFERRED_LOADING=0 (and see that AMD_SERIALIZE_KERNEL is not set)",
+}
+"""How code is loaded at the start, by whether the runtime is AMD's."""
 _MIXED = {
     "bf16": "train under torch.autocast('cuda', torch.bfloat16)",
     "fp16": "train under torch.autocast('cuda', torch.float16) with torch.amp.GradScaler: this device has no bf16",
@@ -346,13 +355,18 @@ def stream_waits(facts: Facts) -> Finding | None:
     points = facts.points(float(facts.paced(rows, "idle_ns").sum()))
     if points < STREAM_POINTS:
         return None
+    graphs = facts.quality.get("graph_coverage")
     return Finding(
         "stream_waits",
         "Launched work waits on the device although nothing runs",
         points,
-        "look for stream waits, event waits and CUDA_LAUNCH_BLOCKING before the kernels that start late; "
+        (_IN_GRAPHS if graphs else "")
+        + "look for stream waits, event waits and CUDA_LAUNCH_BLOCKING before the kernels that start late; "
         "side streams that join too early are the usual cause",
-        {"idle_ms": ms(int(pc.sum(rows["idle_ns"]).as_py() or 0))},
+        {
+            "idle_ms": ms(int(pc.sum(rows["idle_ns"]).as_py() or 0)),
+            **({"graph_coverage": graphs} if graphs else {}),
+        },
     )
 
 
@@ -370,7 +384,7 @@ def slow_launches(facts: Facts) -> Finding | None:
         "Launch calls take long themselves, as when a kernel's code is loaded at its first use",
         points,
         "profile after a warm-up (torch.profiler.schedule(wait=…, warmup=…)), or load all code at the start with "
-        "CUDA_MODULE_LOADING=EAGER; if it happens in every step, look for CUDA_LAUNCH_BLOCKING and new shapes",
+        f"{_EAGER['hip' in (calls[0]['where'] or '')]}; if it happens in every step, look for new shapes",
         {"calls": [{"where": r["where"], "idle_ms": ms(r["ns"])} for r in calls[:MAX_EVIDENCE]]},
     )
 

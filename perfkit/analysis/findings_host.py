@@ -46,12 +46,16 @@ def sync_points(facts: Facts) -> Finding | None:
 def allocator_churn(facts: Facts) -> Finding | None:
     """Report cudaMalloc and cudaFree inside steps."""
     stepped = facts.steps["step"].null_count < len(facts.steps)
+    rocm = any("hip" in (row["where"] or "") for row in facts.late_host.get("allocator", []))
     return _culprit(
         facts, "allocator_churn", "allocator", ALLOCATOR_POINTS,
         f"The driver's allocator {'runs inside steps' if stepped else 'holds the device up'}",
         ("" if stepped else "the trace marks no steps: profile after a warm-up, for the first calls allocate; then ")
-        + "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, keep shapes constant, and leave memory free: "
-        "cudaFree inside a step means that the caching allocator ran out and retried",
+        + ("" if rocm else "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, ")
+        + f"keep shapes constant, and leave memory free: {'hipFree' if rocm else 'cudaFree'} inside a step means that "
+        "the caching allocator ran out and retried, that a convolution's search for the fastest algorithm emptied it "
+        "(run all shapes once before training), or, many times a step, that caching is off "
+        "(PYTORCH_NO_CUDA_MEMORY_CACHING)",
     )  # fmt: skip
 
 
@@ -141,7 +145,7 @@ def slow_steps(facts: Facts) -> Finding | None:
     rows = slow_steps_of_job(facts.steps)
     return Finding(
         "slow_steps",
-        f"{len(rows)} of {facts.num_steps} steps are slow",
+        f"{len(rows)} of {facts.num_steps} steps {'is' if len(rows) == 1 else 'are'} slow",
         points,
         "compare the idle culprits of these steps with the others: checkpoints, evaluation, garbage collection, "
         "recompilation and the file system come in such bursts",
@@ -155,9 +159,25 @@ def slow_steps(facts: Facts) -> Finding | None:
     )
 
 
+def no_device_work(facts: Facts) -> Finding | None:
+    """Report a job on a device whose trace holds only the host: what the device does meanwhile is not known."""
+    if not facts.peaks.unseen:
+        return None
+    return Finding(
+        "no_device_work",
+        f"The trace names {facts.peaks.device or 'a device'} but holds none of its work",
+        None,
+        "profile with ProfilerActivity.CUDA too: what follows is the host's time only, and a host that waits for the "
+        "device looks idle",
+        {"device": facts.peaks.device},
+        first=True,
+    )
+
+
 def profiler_distortion(facts: Facts) -> Finding | None:
     """Report that the profiler changed or lost what it recorded; no points, for nothing can be recovered."""
     reasons: list[str] = []
+    advice: list[str] = []
     overhead = sum(one.overhead_ns for one in facts.distortion)
     launches = sum(one.launches for one in facts.distortion)
     frames = sum(one.python_events for one in facts.distortion)
@@ -168,10 +188,16 @@ def profiler_distortion(facts: Facts) -> Finding | None:
         reasons.append(
             f"the device stood idle for {overhead / facts.window_ns:.1%} of the time while it flushed buffers"
         )
+        advice.append("profile fewer steps, after a warm-up, so that buffers need not be flushed between them")
     if launches >= MIN_LAUNCHES and missing > LOST_SHARE * launches:
-        reasons.append(f"the launch calls of {missing} of {launches} pieces of device work are missing")
+        reasons.append(f"the launch calls of {missing:,} of {launches:,} pieces of device work are missing")
+        advice.append(
+            "let the device finish (torch.cuda.synchronize()) before the profile starts and ends, and profile fewer "
+            "steps: launches from before the start and those that buffers lose are not recorded"
+        )
     if launches and frames > FRAMES_PER_LAUNCH * launches and host_late >= HOST_POINTS:
         reasons.append(f"it recorded {frames / launches:.0f} Python frames per launch in a host-bound job")
+        advice.append("profile again without with_stack and record_shapes, which slow the host down")
     if not reasons:
         return None
     measured = {
@@ -182,8 +208,7 @@ def profiler_distortion(facts: Facts) -> Finding | None:
         "profiler_distortion",
         "The profiler distorted what it measured: " + "; ".join(reasons),
         None,
-        "profile again without with_stack and record_shapes, for fewer steps after a warm-up, and compare step times "
-        "with those of unprofiled steps",
+        "; ".join([*advice, "compare step times with those of unprofiled steps"]),
         {name: value for name, value in measured.items() if value},
         first=overhead > SEVERE_SHARE * facts.window_ns,
     )  # fmt: skip
@@ -215,5 +240,5 @@ def _place(row: dict[str, object]) -> dict[str, object]:
 
 HOST_RULES: tuple[Callable[[Facts], Finding | None], ...] = (
     data_bound, sync_points, allocator_churn, checkpoint_stall, host_bound, pageable_copies, exposed_copies, slow_steps,
-    profiler_distortion,
+    no_device_work, profiler_distortion,
 )  # fmt: skip

@@ -5,6 +5,8 @@
 
 A step is slow above median + 3 · 1.4826 · MAD of its rank's steps, and at least 1 % above the median, so
 that a rank with no spread at all does not call every step slow. It costs what it took beyond the median.
+Where steps run into each other (the next batch is fetched while this one computes), each window hands its tail to the
+next one (`spill_ns`). The last has nobody to hand it to: it is longer than the others for that alone, and not judged.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ FLOOR = 0.01
 
 def slow_steps(attribution: pa.Table) -> tuple[Mask, Ints]:
     """Mark slow steps; whole-trace windows and carry_in are never slow. Fewer than 3 steps tell nothing."""
-    rank, window = ints(attribution["rank"]), ints(attribution["window_ns"])
+    rank, window, start = (ints(attribution[name]) for name in ("rank", "window_ns", "start_ns"))
+    spilled = ints(attribution["spill_ns"], 0)
     step = np.array(attribution["step"].is_valid()) & ~np.array(attribution["carry_in"].fill_null(False), bool)
     slow, excess = np.zeros(len(rank), bool), np.zeros(len(rank), np.int64)
     for one in np.unique(rank[step]):
@@ -33,6 +36,8 @@ def slow_steps(attribution: pa.Table) -> tuple[Mask, Ints]:
             continue
         median = float(np.median(window[mine]))
         slow[mine] = window[mine] > slow_limit(window[mine])
+        last = mine[np.argmax(start[mine])]
+        slow[last] &= float(np.median(spilled[mine[mine != last]])) <= FLOOR * median
         excess[mine] = np.where(slow[mine], window[mine] - round(median), 0)
     return slow, excess
 

@@ -84,6 +84,8 @@ class Peaks:
     bytes_per_second: float | None = None
     source: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unseen: bool = False
+    """The traces name the device but hold none of its work: times are the host's, and its peaks say nothing."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def resolve(
     trusted = peaks.flops if hfu is not None else {}
     return Utilisation(
         Numerator(start, trusted, model_ns),
-        Peaks(peaks.device) if unseen else peaks,
+        Peaks(peaks.device, unseen=True) if unseen else peaks,
         {
             "device": peaks.device, "peak_flops": peak, "dtype": dtype, "dtype_source": dtype_from,
             "source": peaks.source.get(dtype or ""), "memory_bytes_per_second": peaks.bytes_per_second,

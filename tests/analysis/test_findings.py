@@ -363,6 +363,46 @@ def test_python_frames_distort_a_host_bound_step_only() -> None:
     assert "profiler_distortion" not in found(late=-500)
 
 
+def test_what_to_do_about_a_distorted_profile_follows_from_what_distorted_it() -> None:
+    lost = simulated(Job(mesh=Mesh(), steps=3, faults=(parse_fault("lost-launches:all"),)))
+    advice = finding(lost, "profiler_distortion")["next"]
+    assert "synchronize" in advice
+    assert "with_stack" not in advice  # no frames were recorded
+
+
+def test_a_job_on_a_device_of_which_only_the_host_was_traced_is_told_so_first(traces: Path) -> None:
+    path = traces / "facebookresearch__HolisticTraceAnalysis/tests/data/distributed_info_unavailable"
+    found = analyze(path) if path.exists() else pytest.skip("not among the real traces here")
+    first = found.summary["findings"][0]
+    assert first["id"] == "no_device_work"
+    assert "ProfilerActivity.CUDA" in first["next"]
+    rows = [op(0, 100, "aten::mm"), op(200, 300, "aten::mm")]  # a job on a CPU has no device to miss
+    assert "no_device_work" not in ids(analyze_tables(tables(*rows)))
+
+
+def test_advice_names_variables_of_the_runtime_that_was_traced() -> None:
+    def found(runtime: str) -> Report:
+        calls = [call(0, 500 * US, 1), call(900 * US, 1_000 * US, 2), call(1_100 * US, 1_700 * US, 3)]
+        calls = [{**row, "name": f"{runtime}{'LaunchKernel'}"} for row in calls]
+        calls[1]["name"] = f"{runtime}Free"
+        return analyze_tables(tables(*calls, kernel(490 * US, 600 * US, 1), kernel(1_690 * US, 1_800 * US, 3)))
+
+    for id, cuda in (("slow_launches", "CUDA_MODULE_LOADING"), ("allocator_churn", "expandable_segments")):
+        assert cuda in finding(found("cuda"), id)["next"]
+        assert cuda not in finding(found("hip"), id)["next"]
+
+
+def test_waits_on_a_device_that_runs_graphs_may_be_work_that_was_not_recorded(traces: Path) -> None:
+    path = traces / "facebookresearch__HolisticTraceAnalysis/tests/data/negative_queue_length_values_check"
+    found = analyze(path) if path.exists() else pytest.skip("not among the real traces here")
+    row = finding(found, "stream_waits")
+    assert row["evidence"]["graph_coverage"] > 0.2
+    assert "cuda-graph-trace" in row["next"]
+    assert "slow_steps" not in ids(found)  # the last window only holds what the others hand on
+    stalled = of_scenario("stream-stall", 0)
+    assert "graph" not in finding(stalled, "stream_waits")["next"]
+
+
 def test_findings_are_ranked_by_points_and_those_without_points_come_last() -> None:
     both = simulated(Job(mesh=Mesh(dp=4), steps=4, hidden=4096, ffn=16384, seq_len=4096,
                          faults=(parse_fault("recompute"), parse_fault("lost-launches:all"))))  # fmt: skip
@@ -372,7 +412,7 @@ def test_findings_are_ranked_by_points_and_those_without_points_come_last() -> N
 
 def test_every_rule_has_a_name_of_its_own_and_says_what_to_do() -> None:
     names = [rule.__name__ for rule in RULES]
-    assert len(set(names)) == len(names) == 26
+    assert len(set(names)) == len(names) == 27
     seen = {row["id"]: row for kind in MATCHING for row in of_scenario(kind, 0).summary["findings"]}
     assert set(seen) <= set(names)
     assert all(row["next"] and row["title"] and row["evidence"] for row in seen.values())
