@@ -28,7 +28,7 @@ from perfkit.arrays import constant, from_numpy
 from perfkit.errors import InputError
 from perfkit.schema import TABLES, TRACE_TABLES
 from perfkit.sources import kineto
-from perfkit.sources.base import Chunk, ReadOptions
+from perfkit.sources.base import Chunk, Oddity, ReadOptions
 from perfkit.sources.detect import find_inputs
 from perfkit.sources.ranks import PlannedInput, plan_parts
 from perfkit.sources.work import peek_all, reader_of
@@ -105,10 +105,14 @@ def read_input(planned: PlannedInput, kept: Mapping[str, Sequence[str]] = KEPT) 
         rank = place.rank if info.rank is None else info.rank  # a file may name its rank after the events
         tables = {name: _label(rows.pop((part, name)), rank, place.segment) for p, name in list(rows) if p == part}
         tables.setdefault("events", TABLES["events"].empty())
-        oddities = [
-            f"{odd.kind} ({odd.count})" + (f": {odd.detail}" if odd.detail else "") for odd in info.oddities.values()
-        ]
+        oddities = [_in_words(odd) for odd in info.oddities.values()]
         yield TracePart(input.path, tables, info.world_size, info.synthetic, rank, info.host, oddities, counts[part])
+
+
+def _in_words(odd: Oddity) -> str:
+    """Say what was odd, and how often unless the detail says it."""
+    often = f", {odd.count:,} times" if odd.count > 1 and not odd.detail[:1].isdigit() else ""
+    return odd.kind.replace("_", " ") + often + (f": {odd.detail}" if odd.detail else "")
 
 
 def _collect(

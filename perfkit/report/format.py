@@ -134,7 +134,7 @@ def _number(name: str, item: float) -> str:
     if name.endswith("_points"):
         return f"{item:.2f} points"
     if name.startswith(("mfu", "hfu")) or name.endswith(
-        ("_share", "_ratio", "_coverage", "share", "efficiency", "overlap", "hfu")
+        ("_coverage", "share", "ratio", "efficiency", "overlap", "hfu", "_gain")
     ):
         return percent(item)
     if name.endswith("bytes"):
@@ -142,7 +142,7 @@ def _number(name: str, item: float) -> str:
     if name.endswith("flops"):
         return si(item, "FLOP")
     if name.endswith("gbps"):
-        return f"{item:,.{_decimals(item)}f} GB/s"
+        return f"{item:,.{_decimals(item)}f} GB/s" if item >= 0.005 or not item else "< 0.01 GB/s"
     return f"{item:,}" if isinstance(item, int) else f"{item:,.4g}"
 
 
@@ -158,27 +158,37 @@ def label(name: str) -> str:
     return _WORDS.get(name) or clean(name.removesuffix(_unit(name))).replace("_", " ")
 
 
-_WORDS = {"lost_gpu_ms": "lost GPU time", "gbps": "at", "clock_uncertainty_us": "clocks ±"}
+_WORDS = {
+    "lost_gpu_ms": "lost GPU time", "gbps": "at", "clock_uncertainty_us": "clocks ±", "input_dims": "shapes",
+    "steps_first": "steps in which it cost most", "score": "speed against peers", "scores": "speed against peers",
+    "matrix_kernels": "matrix kernels, times as long", "other_kernels": "other kernels, times as long",
+    "imbalance": "heaviest rank over the mean", "graph_coverage": "work in CUDA graphs", "ratio": "share of the time",
+    "ideal_ratio": "by its schedule alone", "ideal_ns": "for the schedule", "imbalance_ns": "for unequal stages",
+    "straggler_ns": "for a straggler", "message_ns": "for messages", "other_ns": "for the rest",
+}  # fmt: skip
 """Where the key is not what people say."""
 
 
-def evidence(item: Any, limit: int = 4) -> list[str]:
-    """Render the evidence of a finding, one line per row: it may be text, a table of facts, or a list of rows."""
+def evidence(item: Any, limit: int = 4, unit: str = "points") -> list[str]:
+    """Render the evidence of a finding, one line per row: it may be text, a table of facts, or a list of rows.
+
+    `unit` is what the ladder is in.
+    """
     if item is None or item == "":
         return []
     if isinstance(item, dict):
         if item.get("lost_gpu_ms", 0) in (item.get("idle_ms"), item.get("exposed_ms")):
             item = {k: v for k, v in item.items() if k != "lost_gpu_ms"}  # one device: it lost what was measured
         flat = {k: v for k, v in item.items() if not isinstance(v, (list, dict)) and v is not None}
-        lines = [" · ".join(_fact(k, v) for k, v in flat.items())] if flat else []
+        lines = [" · ".join(_fact(k, v, unit) for k, v in flat.items())] if flat else []
         for key, part in item.items():
             if key not in flat and part:
-                unit = _unit(key)  # a table of numbers carries its unit in its own name
-                inner = {f"{k}{unit}": v for k, v in part.items()} if unit and isinstance(part, dict) else part
-                lines += [f"{label(key)}: {line}" for line in evidence(inner, limit)]
+                suffix = _unit(key)  # a table of numbers carries its unit in its own name
+                inner = {f"{k}{suffix}": v for k, v in part.items()} if suffix and isinstance(part, dict) else part
+                lines += [f"{label(key)}: {line}" for line in evidence(inner, limit, unit)]
         return lines
     if isinstance(item, (list, tuple)):
-        lines = [line for row in item[:limit] for line in evidence(row, limit)]
+        lines = [line for row in item[:limit] for line in evidence(row, limit, unit)]
         return [*lines, f"and {len(item) - limit:,} more"] if len(item) > limit else lines
     return [clean(item)]
 
@@ -188,9 +198,11 @@ def short_name(name: str, width: int = 80) -> str:
     return clean(name.removeprefix("void "), width)
 
 
-def _fact(name: str, item: Any) -> str:
+def _fact(name: str, item: Any, unit: str) -> str:
     if name == "kernel" and isinstance(item, str):
         return short_name(item)
+    if name.endswith("_points") and isinstance(item, (int, float)):
+        return f"{label(name)} {points(item)} {unit}"
     return (
         value(name, item)
         if name in ("ns", "ms", "where", "kernel", "name", "kind", "op", "culprit")

@@ -41,7 +41,7 @@ def job_lines(document: Mapping[str, Any]) -> list[Line]:
         return []
     window = document["totals"]["window_ns"]
     matched = job["calls"] - (job["calls_unmatched"] or 0) - (job["calls_alone"] or 0)
-    mesh = f"{fmt.clean(job['mesh'])} ({job['mesh_source']})" if job["mesh"] else "mesh unknown"
+    mesh = f"{fmt.clean(job['mesh'])} ({job['mesh_source']})" if job["mesh"] else "unknown"
     lines = [Line("mesh", f"{mesh} · {matched:,} of {job['calls']:,} collective calls matched")]
     if waiting := _waiting(document, window):
         lines.append(Line("waits for", waiting))

@@ -18,7 +18,7 @@ _BY = ("name", "family", "op", "phase", "dtype", "input_dims", "bound")
 
 
 def kernel_rows(report: Report) -> list[dict[str, Any]]:
-    """Return one dict per kernel, largest waste first; unknown waste goes by time, after."""
+    """Return one dict per kernel, largest waste first; where it is unknown, all of the time may be."""
     table = report.tables.get("kernels")
     if table is not None and len(table):
         rows = _from_table(table)
@@ -28,7 +28,7 @@ def kernel_rows(report: Report) -> list[dict[str, Any]]:
         ns, flops = row["ns"], row["flops"]
         row["tflops"] = flops / ns / 1e3 if flops is not None and ns else None
         row["intensity"] = flops / row["bytes"] if flops is not None and row["bytes"] else None
-    rows.sort(key=lambda row: (row["waste_ns"] is None, -(row["waste_ns"] or 0), -(row["ns"] or 0), row["name"]))
+    rows.sort(key=lambda row: (-(row["ns"] if row["waste_ns"] is None else row["waste_ns"]), -row["ns"], row["name"]))
     return rows
 
 

@@ -129,7 +129,7 @@ def _findings(document: dict[str, Any], unit: str) -> Section:
         tag(
             "li",
             tag("div", tag("h3", row["title"]), _gain(row["points"], unit), class_="head"),
-            [tag("p", line[:2000], class_="evidence") for line in fmt.evidence(row["evidence"], 5)],
+            [tag("p", line[:2000], class_="evidence") for line in fmt.evidence(row["evidence"], 5, unit)],
             tag("p", tag("strong", "Next: "), row["next"], class_="next") if row["next"] else None,
             tag("code", row["id"]),
         )

@@ -162,7 +162,7 @@ def _findings(document: Mapping[str, Any], details: bool, unit: str) -> Iterator
         if row["points"] is not None:
             head.append(f"  up to {fmt.points(row['points'], 1)} {unit}", style="not bold green")
         yield _indented(_hanging(f"{number}. ", head))
-        for line in fmt.evidence(row["evidence"], 8 if details else 2)[: None if details else 2]:
+        for line in fmt.evidence(row["evidence"], 8 if details else 2, unit)[: None if details else 2]:
             yield _indented(Text(line, style="dim"), 5)
         if row["next"]:
             yield _indented(_hanging("→ ", Text(fmt.clean(row["next"]))), 5)
@@ -251,7 +251,7 @@ def _kernels(report: Report) -> Iterator[Line]:
     rows = report.kernels()
     if rows:
         yield from _titled(
-            "kernels by waste (time beyond the roofline)",
+            "kernels by waste (time beyond the roofline; where that is unknown, by all their time)",
             ("time", "waste", "launches", "TFLOP/s", "bound", "family", "kernel"),
             [
                 (fmt.duration(r["ns"]), fmt.duration(r["waste_ns"]), fmt.count(r["count"]),

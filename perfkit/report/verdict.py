@@ -10,6 +10,7 @@ that it holds shares of time and not points of peak.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,10 @@ _LABELS = {
 
 UNSPLIT = "communication, unsplit"
 """Where the rest is split into waiting and transfer."""
+
+
+UNKNOWN_KIND = "compute of unknown kind"
+"""Where most of what is not known to be matmul is not known to be anything else either."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,8 @@ def verdict(document: Document) -> Verdict:
     """Read the document."""
     mfu = document["mfu"]
     hfu = None if mfu["hfu"] is None else fmt.percent(mfu["hfu"], 1 if mfu["hfu"] >= 0.01 else 2)
+    if mfu["hfu"] is not None and mfu["hfu"] < 0.00005:
+        hfu = "< 0.01 %"
     return Verdict(
         mfu="unknown" if mfu["value"] is None else fmt.percent(mfu["value"]),
         hfu=hfu,
@@ -177,7 +184,7 @@ def _speed(document: Document) -> list[str]:
         slow = speed["slow_steps"]
         lost = f", {fmt.plural(slow, 'slow step')} ({fmt.duration(speed['slow_step_excess_ns'])} lost)" if slow else ""
         one = speed["step_time_p50_ns"] == speed["step_time_p95_ns"]
-        spread = "" if one else f" median, {fmt.duration(speed['step_time_p95_ns'])} p95"
+        spread = "" if one else f" median, {fmt.duration(speed['step_time_p95_ns'])} p95{_of_how_many(document)}"
         lines.append(f"step {fmt.duration(speed['step_time_p50_ns'])}{spread}{lost}")
     if speed["tokens_per_second"] is not None:
         each = speed["tokens_per_second_per_device"]
@@ -186,6 +193,14 @@ def _speed(document: Document) -> list[str]:
     if totals["overlap"] is not None:
         lines.append(f"{fmt.percent(totals['overlap'])} of communication hidden behind compute")
     return lines
+
+
+def _of_how_many(document: Document) -> str:
+    """Say how few windows a percentile is of: a step counts once on each rank."""
+    kept, ranks = document["quality"]["steps_kept"], document["scope"]["ranks_traced"] or 1
+    if not kept or kept * ranks >= MANY_WINDOWS:
+        return ""
+    return f" of {fmt.plural(kept, 'step')}" + (f" on {ranks} ranks" if ranks > 1 else "")
 
 
 def doubts(document: Document) -> list[str]:
@@ -220,7 +235,8 @@ def doubts(document: Document) -> list[str]:
     if quality["undated_events"]:
         lines.append(f"{quality['undated_events']:,} events have no time")
     lines += [fmt.clean(note) for note in document["hardware"]["notes"] or ()]
-    return [*lines, *(fmt.clean(note) for note in quality["notes"] or ())]
+    notes = Counter(fmt.clean(note) for note in quality["notes"] or ())
+    return [*lines, *(note if often == 1 else f"{note} ({often:,} times)" for note, often in notes.items())]
 
 
 def ladder(document: Document) -> Ladder:
@@ -255,13 +271,23 @@ def nothing_found(document: Document) -> str:
     large = sorted((r for r in lost if (r.points or 0) >= WORTH_NAMING), key=lambda r: -(r.points or 0))[:2]
     if not large:
         return "no rule found anything to fix"
-    named = " and ".join(f"{r.label} ({fmt.points(r.points, 1)} {found.unit})" for r in large)
-    return f"no rule applies; most goes to {named}: {_where_to_look(large[0].kind, large[0].term)}"
+    named = " and ".join(f"{r.label} ({_with_parts(r, found)})" for r in large)
+    return f"no rule applies; most goes to {named}: {_where_to_look(large[0].kind, large[0].term, document)}"
 
 
-def _where_to_look(kind: str, term: str) -> str:
+def _with_parts(rung: Rung, found: Ladder) -> str:
+    """Say what a term is worth, and which of its parts are worth naming."""
+    parts = [r for r in found.rungs if r.parent == rung.term and (r.points or 0) >= WORTH_NAMING]
+    parts.sort(key=lambda r: -(r.points or 0))
+    shown = ", ".join(f"{r.label} {fmt.points(r.points, 1)}" for r in parts[:3])
+    return f"{fmt.points(rung.points, 1)} {found.unit}" + (f": {shown}" if shown else "")
+
+
+def _where_to_look(kind: str, term: str, document: Document) -> str:
     if term == "idle_unattributed":
-        return "the trace lacks the launches; profile with ProfilerActivity.CPU too"
+        if document["quality"]["launches_missing"]:
+            return "the trace lacks the launches; profile with ProfilerActivity.CPU too"
+        return "no device work follows in the window, so that nothing tells what was waited for; profile more steps"
     return {
         "idle": "see who held the host up, --details",
         "comm": "see the collectives, --details; waiting is told from transfer when all ranks are given",
@@ -269,6 +295,8 @@ def _where_to_look(kind: str, term: str) -> str:
     }.get(kind, "see the kernels by waste, --details")
 
 
+MANY_WINDOWS = 100
+"""Windows from which a 95th percentile means what it says."""
 WORTH_NAMING = 5.0
 """Points of a term that is worth a look although no rule applies."""
 WORTH_SAYING = 0.001
@@ -293,6 +321,10 @@ def _rungs(rows: list[dict[str, Any]]) -> list[Rung]:
         if parent is None:
             offsets[term] = offset
         label = UNSPLIT if split and term == "unsplit_comm" else term_label(term, parent)
+        if any(
+            part["term"] == "unknown" and 2 * part["ns"] > row["ns"] for part in children.get(term, []) if row["ns"]
+        ):
+            label = UNKNOWN_KIND
         rungs.append(
             Rung(term, label, kind_of(term, parent), row["points"], offset, row["ns"],
                  row["gpu_hours"], parent, bool(row["measured"]))

@@ -10,8 +10,10 @@ import pytest
 from trace_rows import call, events, kernel, step
 
 from perfkit.analysis.analyze import analyze, analyze_tables
+from perfkit.analysis.inputs import _in_words
 from perfkit.engine.local import LocalEngine
 from perfkit.errors import PerfkitError, UsageError
+from perfkit.sources.base import Oddity
 
 
 def write(path: Path, *kernels: tuple[int, int], rank: int | None = None, **top: Any) -> Path:
@@ -127,3 +129,9 @@ def test_workers_give_the_same_answer_as_one_process(tmp_path: Path) -> None:
     assert alone.summary == together.summary
     assert [r["rank"] for r in alone.summary["ranks"]] == [0, 1, 2, 3]
     assert alone.sources == together.sources == {rank: str(tmp_path / f"{rank}.json") for rank in range(4)}
+
+
+def test_what_a_source_found_odd_is_said_in_words_and_counted_once() -> None:
+    assert _in_words(Oddity("type_mismatch", 16, "stream is text")) == "type mismatch, 16 times: stream is text"
+    assert _in_words(Oddity("unresolved", 15, "15 × device work")) == "unresolved: 15 × device work"
+    assert _in_words(Oddity("missing_ts", 1, "")) == "missing ts"

@@ -74,3 +74,20 @@ def test_names_of_kernels_are_cut_to_what_tells_them_apart() -> None:
 def test_evidence_names_its_units_as_people_write_them() -> None:
     facts = {"mean_us": 5.12, "gain_ms_per_step": 2.5, "gbps": 13.8}
     assert fmt.evidence(facts) == ["mean 5.12 µs · gain 2.50 ms a step · at 13.8 GB/s"]
+
+
+def test_shares_in_evidence_are_in_the_unit_of_the_ladder() -> None:
+    assert fmt.evidence({"share_points": 35.55}) == ["share 35.55 points"]
+    assert fmt.evidence({"most": [{"share_points": 35.55}]}, unit="% of time") == ["most: share 35.55 % of time"]
+
+
+def test_a_speed_that_rounds_to_nothing_is_not_called_zero() -> None:
+    assert fmt.value("gbps", 0.001) == "< 0.01 GB/s"
+    assert fmt.value("gbps", 0.11) == "0.11 GB/s"
+
+
+def test_evidence_uses_words_for_what_only_the_code_calls_so() -> None:
+    (line,) = fmt.evidence({"score": 0.848, "steps_first": 3, "assumed_gain": 0.5, "ratio": 0.37})
+    assert line == (
+        "speed against peers 0.848 · steps in which it cost most 3 · assumed gain 50.0 % · share of the time 37.0 %"
+    )

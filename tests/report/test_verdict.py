@@ -79,9 +79,47 @@ def test_without_a_finding_the_largest_losses_are_named() -> None:
     assert nothing_found({**report().document, "waterfall": busy}) == "no rule found anything to fix"
 
 
+def test_parts_of_the_largest_losses_are_named_too() -> None:
+    rows = terms(("hfu", 31.0, None), ("non_matmul", 39.0, None), ("norm", 11.5, "non_matmul"),
+                 ("elementwise", 13.2, "non_matmul"), ("copy", 1.0, "non_matmul"), window_ns=10**9)  # fmt: skip
+    said = nothing_found({**report().document, "waterfall": rows})
+    assert "other than matmul (39.0 points: elementwise 13.2, norm 11.5)" in said
+
+
+def test_kernels_that_no_pattern_knows_are_not_called_other_than_matmul() -> None:
+    rows = terms(("non_matmul", 46.0, None), ("unknown", 44.0, "non_matmul"), ("bubble", 54.0, None), window_ns=10**9)
+    assert "compute of unknown kind" in [r.label for r in ladder({**report().document, "waterfall": rows}).rungs]
+    rows = terms(("non_matmul", 46.0, None), ("unknown", 4.0, "non_matmul"), ("bubble", 54.0, None), window_ns=10**9)
+    assert "other than matmul" in [r.label for r in ladder({**report().document, "waterfall": rows}).rungs]
+
+
+def test_a_percentile_of_few_windows_says_of_how_many() -> None:
+    document = report(ranks=8, steps=1).document
+    document["throughput"] |= {"step_time_p50_ns": 14_300_000, "step_time_p95_ns": 17_700_000}
+    document["quality"] |= {"steps_kept": 1}
+    assert verdict(document).speed[0].startswith("step 14.3 ms median, 17.7 ms p95 of 1 step on 8 ranks")
+    document["quality"] |= {"steps_kept": 1000}
+    assert verdict(document).speed[0].startswith("step 14.3 ms median, 17.7 ms p95")
+    assert "of 1,000 steps" not in verdict(document).speed[0]
+
+
+def test_a_note_of_many_ranks_is_said_once_with_how_often() -> None:
+    document = bare().document
+    document["quality"] = {**document["quality"], "notes": ["a: odd", "b: odd", "a: odd"]}
+    assert doubts(document)[-2:] == ["a: odd (2 times)", "b: odd"]
+
+
+def test_a_utilisation_that_is_tiny_is_not_called_nothing() -> None:
+    document = report().document
+    assert verdict({**document, "mfu": {**document["mfu"], "hfu": 1e-6}}).hfu == "< 0.01 %"
+
+
 def test_where_to_look_without_a_finding_depends_on_what_was_lost() -> None:
     unseen = terms(("non_matmul", 1.0, None), ("idle_unattributed", 99.0, None), window_ns=10**9)
-    assert "profile with ProfilerActivity.CPU too" in nothing_found({**report().document, "waterfall": unseen})
+    document = {**report().document, "waterfall": unseen}
+    for missing, said in ((7, "profile with ProfilerActivity.CPU too"), (0, "no device work follows")):
+        document["quality"] = {**document["quality"], "launches_missing": missing}
+        assert said in nothing_found(document)
     talk = terms(("matmul", 20.0, None), ("exposed_comm", 80.0, None), window_ns=10**9)
     assert "see the collectives" in nothing_found({**report().document, "waterfall": talk})
 
