@@ -17,6 +17,9 @@ error becomes an exit code.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 
 class PerfkitError(Exception):
     """Base of the tree. `next_step` tells the user what to do; it is printed after the message."""
@@ -42,6 +45,13 @@ def _rebuild(
     PerfkitError.__init__(error, message, next_step=next_step)
     error.__dict__.update(state)
     return error
+
+
+def cannot_write(path: str | os.PathLike[str], error: OSError) -> PerfkitError:
+    """Return what is said when a file that somebody asked for cannot be written."""
+    absent = isinstance(error, FileNotFoundError)
+    next_step = f"make its folder with `mkdir -p {Path(path).parent}`" if absent else "choose another place"
+    return PerfkitError(f"cannot write {os.fspath(path)}: {error.strerror or error}", next_step=next_step)
 
 
 class UsageError(PerfkitError):

@@ -298,7 +298,9 @@ def _find_stored(
         if not names:
             from perfkit.sources.ingest import default_run
 
-            return Store(store), RunKey(cluster or "default", run or default_run(paths), attempt or 0), None
+            lake = Store(store)
+            lake.keep_apart_from(paths)
+            return lake, RunKey(cluster or "default", run or default_run(paths), attempt or 0), None
     if len(names) > 1:
         raise UsageError(f"{', '.join(names)}: one run at a time", next_step="name one run of the store, or files")
     lake = Store(store)
@@ -416,7 +418,8 @@ def _finish(
     rejected = [row for result in results for row in result.rejected]
     if not parts:
         reasons = "; ".join(f"{r['path']}: {r['reason']}" for r in rejected[:5]) or "no trace found"
-        raise PerfkitError(f"nothing to analyze: {reasons}")
+        stored = "a run in a store needs --store DIR" if "no such file" in reasons else None
+        raise PerfkitError(f"nothing to analyze: {reasons}", next_step=stored)
     _note_overlaps(parts)
     attribution = pa.concat_tables([p.attribution for p in parts])
     steps = steps_table(attribution)

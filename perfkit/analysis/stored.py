@@ -11,6 +11,7 @@ one stands beside it. What capture or ingest wrote about a run is never overwrit
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -82,11 +83,15 @@ def find_run(store: Store, name: str | None, *, cluster: str | None = None, atte
     ]
     if len({(run.cluster, run.run) for run in found}) == 1:
         return max(found, key=lambda run: run.attempt)
-    listed = ", ".join(f"{run.cluster}/{run.run}" for run in (found or known)[:8]) or "none"
     problem = "several runs match" if found else f"no run {name!r}" if name else "no run with events"
+    names = sorted({f"{run.cluster}/{run.run}" for run in found or known})
+    near = difflib.get_close_matches(name or "", {run.run for run in known}) if not found else []
+    if near:
+        names = [one for one in names if one.partition("/")[2] in near]
+    listed = ", ".join(names[:8]) + (f", … ({len(names)} in all)" if len(names) > 8 else "")
     raise UsageError(
-        f"{problem} in {store.uri}; there are {listed}",
-        next_step="name one as CLUSTER/RUN, or a trace file that exists",
+        f"{problem} in {store.uri}; {'near it' if near else 'there are'} {listed or 'none'}",
+        next_step=f"name one as CLUSTER/RUN, or a trace file that exists; `perfkit store ls {store.uri}` lists all",
     )
 
 

@@ -30,7 +30,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from perfkit.engine import add_engine_arguments, open_engine
-from perfkit.errors import PerfkitError, UsageError
+from perfkit.errors import UsageError, cannot_write
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "html" and not (args.output or args.table):
         raise UsageError("--format html needs a file to write to", next_step="add `-o report.html`")
     if args.table and not (args.output and args.output.suffix in (".csv", ".parquet")):
-        raise UsageError("--table needs a file to write to", next_step="add `-o FILE.csv` or `-o FILE.parquet`")
+        raise UsageError("--table writes CSV or Parquet", next_step="add `-o FILE.csv` or `-o FILE.parquet`")
 
     leave_out_what_takes_long()
     from perfkit.analysis.analyze import analyze
@@ -248,4 +248,4 @@ def write_output(path: Path, data: bytes) -> None:
     try:
         path.write_bytes(data)
     except OSError as error:
-        raise PerfkitError(f"cannot write {path}: {error.strerror}") from None
+        raise cannot_write(path, error) from None

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import sys
+from pathlib import Path
 
 from perfkit.errors import UsageError
 
@@ -52,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.heavy_per_minute is not None and not args.heavy_per_minute > 0:
         raise UsageError("--heavy-per-minute is more than 0")
     try:
+        import dash  # noqa: F401  the server imports it in every worker, where nobody would say this so clearly
         from perfkit_dashboards.access import hash_password
         from perfkit_dashboards.serve import Options, serve
     except ModuleNotFoundError as error:
@@ -65,9 +67,25 @@ def run(args: argparse.Namespace) -> int:
         auth_file=args.auth_file, trust_header=args.trust_header, trust_proxies=tuple(args.trust_proxy),
         heavy_per_minute=args.heavy_per_minute, read_only=args.read_only,
     )  # fmt: skip
+    _look(args.store)
     serve(args.store, host=args.host, port=args.port, prefix=args.prefix, workers=args.workers, threads=args.threads,
           options=options, say=lambda line: print(line, file=sys.stderr, flush=True))  # fmt: skip
     return 0
+
+
+def _look(store: str) -> None:
+    """Refuse a file, and say that there is no store yet: the pages fill when there is one."""
+    from perfkit.analysis.stored import is_store
+    from perfkit.store.filesystems import is_remote
+
+    if is_remote(store) or is_store(store):
+        return
+    if Path(store).is_file():
+        raise UsageError(f"{store} is a file", next_step="name the folder of a store with --store")
+    say = (
+        f"no store at {store} yet; the pages fill as soon as `perfkit ingest TRACE --store {store}` or a run makes one"
+    )
+    print(f"perfkit dashboard: {say}", file=sys.stderr, flush=True)
 
 
 def _password() -> str:

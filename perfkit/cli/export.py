@@ -28,7 +28,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfkit.errors import PerfkitError, UsageError
+from perfkit.errors import UsageError, cannot_write
 
 if TYPE_CHECKING:
     from perfkit.export.opened import OpenRun
@@ -107,7 +107,7 @@ def _metrics(opened: OpenRun, args: argparse.Namespace) -> int:
         temporary.write_text(text)
         temporary.replace(path)
     except OSError as error:
-        raise PerfkitError(f"cannot write {path}: {error.strerror}") from None
+        raise cannot_write(path, error) from None
     return 0
 
 
@@ -125,7 +125,10 @@ def _tables(
         return
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target} is a file", next_step="name a folder, or choose one table with --table")
-    target.mkdir(parents=True, exist_ok=True)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(target, error) from None
     for name in run_tables(opened):
         rows = write_run_table(opened, name, target / f"{name}.{args.format}", ranks=ranks, steps=steps)
         print(f"{target / f'{name}.{args.format}'}: {rows:,} rows")

@@ -113,6 +113,10 @@ def render(report: IngestReport) -> str:
         lines.append(f"unchanged: {_count(same, 'file')} already in the store")
     if report.files:
         lines.append(f"store {report.store}: cluster {report.cluster}, run {report.run}, attempt {report.attempt}")
+    if report.joined:
+        lines.append(
+            f"note: run {report.run} already held {report.joined}; if that is another job, give each a name with --run"
+        )
     notes: dict[str, list[tuple[str, int, str]]] = {}
     for file in report.files:
         for note in file.notes:

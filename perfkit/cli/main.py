@@ -14,12 +14,14 @@ because 1 would tell a CI job that a gate has tripped; PERFKIT_DEBUG=1 shows whe
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType, ModuleType
+from typing import Any, NoReturn
 
 import perfkit
 from perfkit.errors import PerfkitError
@@ -35,12 +37,47 @@ def load_command(name: str) -> ModuleType:
     return importlib.import_module(f"perfkit.cli.{name.replace('-', '_')}")
 
 
-def build_parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line with the nearest right word, where argparse prints the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with exit code 2."""
+        end = "" if message.endswith("?") else ";"
+        self.exit(2, f"{self.prog}: {message}{end} `{self.prog} --help` shows examples\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            name = action.option_strings[-1] if action.option_strings else str(action.metavar).lower()
+            known = [str(choice) for choice in action.choices]
+            hint = _did_you_mean(str(value), known) or f"; use one of {', '.join(known)}"
+            raise argparse.ArgumentError(None, f"there is no {name} {value!r}{hint}")
+
+    def refuse(self, words: Sequence[str]) -> NoReturn:
+        """End because of words that no argument takes."""
+        word = next((word for word in words if word.startswith("-")), words[0])
+        if not word.startswith("-"):
+            self.error(f"nothing takes the argument {word!r}")
+        self.error(f"there is no option {word}{_did_you_mean(word.partition('=')[0], self._options())}")
+
+    def _options(self) -> Iterator[str]:
+        for action in self._actions:
+            yield from action.option_strings
+            if isinstance(action, argparse._SubParsersAction):
+                for child in action.choices.values():
+                    yield from child._options()
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def build_parser(commands: Sequence[str] = COMMANDS) -> Parser:
     """Build the parser with one sub-parser per command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="perfkit",
         description="What is my MFU, where did the rest go, who is to blame, and what do I fix first?",
-        epilog="example: perfkit ingest traces/ --store runs/",
+        epilog="example: perfkit analyze traces/",
     )
     parser.add_argument("--version", action="version", version=f"perfkit {perfkit.__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
@@ -55,7 +92,7 @@ def build_parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(sub)
-        sub.set_defaults(run_command=module.run)
+        sub.set_defaults(run_command=module.run, parser=sub)
     return parser
 
 
@@ -87,7 +124,9 @@ def _run(argv: list[str] | None) -> int:
     given = sys.argv[1:] if argv is None else argv
     parser = build_parser(given[:1] if given and given[0] in COMMANDS else COMMANDS)  # loading all takes 50 ms
     try:
-        args = parser.parse_args(given)
+        args, unknown = parser.parse_known_args(given)
+        if unknown:
+            getattr(args, "parser", parser).refuse(unknown)
     except SystemExit as stop:  # argparse: 0 after --help and --version, 2 on bad usage
         return int(stop.code or 0)
     if args.command is None:

@@ -16,7 +16,7 @@ import gzip
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from perfkit.analysis.clocks import Clocks
 from perfkit.analysis.intervals import Ints, Spans
 from perfkit.analysis.timeline import EVENT_COLUMNS, ints, read_timelines
-from perfkit.errors import PerfkitError, UsageError
+from perfkit.errors import UsageError, cannot_write
 from perfkit.export.chosen import choose, matches, mend
 from perfkit.export.chrome import OWN_PID, Places, event_lines, flow_lines, largest_id, locate, text_bytes
 from perfkit.export.json_text import join, member, micros, texts
@@ -103,9 +103,10 @@ def _output(target: str | os.PathLike[str] | BinaryIO) -> Iterator[BinaryIO]:
                 yield file
         temporary.replace(path)
     except OSError as error:
-        raise PerfkitError(f"cannot write {path}: {error.strerror or error}") from None
+        raise cannot_write(path, error) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def _ranks(opened: OpenRun, wanted: Collection[int] | None) -> list[int]:

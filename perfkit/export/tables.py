@@ -12,8 +12,10 @@ before it; numbers stay numbers, in whatever column.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from perfkit.analysis.stored import DERIVED
-from perfkit.errors import PerfkitError, UsageError
+from perfkit.errors import PerfkitError, UsageError, cannot_write
 from perfkit.export.opened import OpenRun
 from perfkit.schema import TABLES, TableSchema
 
@@ -99,7 +101,10 @@ def _ranks_of(opened: OpenRun, schema: TableSchema, ranks: Collection[int] | Non
 
 
 def _no_table(opened: OpenRun, name: str) -> UsageError:
-    return UsageError(f"{opened.name} has no table {name!r}", next_step=f"there are {', '.join(run_tables(opened))}")
+    there = run_tables(opened)
+    near = difflib.get_close_matches(name, there)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(there)}"
+    return UsageError(f"{opened.name} has no table {name!r}", next_step=hint)
 
 
 def _of_steps(table: pa.Table, steps: Steps | None) -> pa.Table:
@@ -142,9 +147,10 @@ def write_pieces(pieces: Iterator[pa.Table], path: Path) -> int:
                 number += len(piece)
         temporary.replace(path)
     except OSError as error:
-        raise PerfkitError(f"cannot write {path}: {error.strerror or error}") from None
+        raise cannot_write(path, error) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
     return number
 
 

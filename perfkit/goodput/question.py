@@ -9,6 +9,7 @@ A store answers from its roll-ups; a run without one is rolled up on the fly fro
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -151,7 +152,11 @@ def _read_fleet(
         if lost := [name for name in names if name not in known]:
             there = sorted({run for _, run in have | set(captured)})
             shown = ", ".join(there[:8]) + (f", … ({len(there)} in all)" if len(there) > 8 else "")
-            raise UsageError(f"{store.uri} has no run {lost[0]!r}; it has {shown or 'none'}")
+            near = difflib.get_close_matches(lost[0].rpartition("/")[2], there)
+            raise UsageError(
+                f"no records of a run {lost[0]!r} in {store.uri}; there are {', '.join(near) or shown or 'none'}",
+                next_step=f"`perfkit goodput {store.uri} --by run` shows all" if there else "capture a run first",
+            )
         for name, table in tables.items():
             tables[name] = _only(table, names)
     parts: dict[str, list[pa.Table]] = {name: [_without(table, old)] for name, table in tables.items()}
@@ -312,7 +317,9 @@ def _of_dumps(
     }  # fmt: skip
     if not dumps.imported:
         reasons = "; ".join(f"{r['path']}: {r['reason']}" for r in dumps.rejected[:3])
-        raise PerfkitError(f"nothing to import: {reasons or 'no files'}")
+        raise PerfkitError(
+            f"nothing to import: {reasons or 'no files there'}", next_step="name a store, or a dump of a scheduler"
+        )
     document: dict[str, Any] = {"source": "jobs", "totals": None}
     jobs = dumps.tables.get("jobs")
     if jobs is not None:

@@ -11,6 +11,7 @@ that is unknown never passes: exit code 2.
 
 from __future__ import annotations
 
+import difflib
 import re
 from xml.sax.saxutils import quoteattr
 
@@ -51,7 +52,9 @@ def find_quantity(comparison: Comparison, name: str) -> Quantity:
     """Return a quantity by its name, or say which there are."""
     known = {q.name: q for q in comparison.quantities} | {f"waterfall.{q.name}": q for q in comparison.terms}
     if name not in known:
-        raise UsageError(f"{name!r} cannot be compared", next_step=f"known: {', '.join(known)}")
+        near = difflib.get_close_matches(name, known)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+        raise UsageError(f"--fail-on: nothing is called {name!r}", next_step=hint)
     return known[name]
 
 

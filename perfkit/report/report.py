@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from perfkit.errors import PerfkitError, UsageError
+from perfkit.errors import UsageError, cannot_write
 from perfkit.report.json_schema import complete
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Report:
             try:
                 Path(path).write_text(page, encoding="utf-8", newline="\n")  # the policy hashes exact bytes
             except OSError as error:
-                raise PerfkitError(f"cannot write {os.fspath(path)}: {error.strerror}") from None
+                raise cannot_write(path, error) from None
         return page
 
     def to_hta(self, **options: Any) -> Any:

@@ -169,7 +169,9 @@ class Job:
                 raise UsageError(f"fault {fault}: needs ep > 1 and one rank")
             limit = self.num_hosts if KINDS[fault.kind][0] == "host" else mesh.world_size
             if fault.target is not None and fault.target >= limit:
-                raise UsageError(f"fault {fault}: the job has only {limit} of these")
+                raise UsageError(
+                    f"fault {fault}: the job has only {limit} of these", next_step=f"name one from 0 to {limit - 1}"
+                )
 
     @property
     def num_hosts(self) -> int:

@@ -210,13 +210,15 @@ class _Search:
         reason = "an empty folder" if not skipped else f"no trace among {len(skipped)} files"
         if len(skipped) == 1:
             reason = f"no trace in this folder ({Path(skipped[0].path).name}: {skipped[0].reason})"
+        next_step = "give the folder that the profiler wrote its traces to"
+        if (root / STORE_MARKER).is_file():
+            reason, next_step = (
+                "a perfkit store, not traces",
+                f"`perfkit analyze RUN --store {shown_path(root)}` reads it",
+            )
         if any(item.reason.startswith(_SAME_FILE) for item in skipped):
             return
-        self._reject(
-            UnsupportedInput(
-                reason, path=shown_path(root), next_step="give the folder that the profiler wrote its traces to"
-            )
-        )
+        self._reject(UnsupportedInput(reason, path=shown_path(root), next_step=next_step))
 
     def _walk(self, folder: Path, root: Path) -> None:
         try:

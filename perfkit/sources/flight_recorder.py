@@ -80,7 +80,9 @@ class Recording:
 def read_dumps(folder: Path) -> Recording:
     """Read every dump of a folder (or one file); what is none is reported and costs nothing else."""
     if not folder.exists():
-        raise UsageError(f"no such file or folder: {folder}")
+        raise UsageError(
+            f"{folder}: no such file or folder", next_step="name the folder of TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+        )
     paths = sorted(_files(folder)) if folder.is_dir() else [folder]
     if not paths:
         raise UsageError(

@@ -77,6 +77,8 @@ class IngestReport:
     ignored: list[Ignored] = field(default_factory=list)
     spools: list[str] = field(default_factory=list)
     """Folders of ranks in a spool; the run they belong to is the one that they name."""
+    joined: str | None = None
+    """A file of another folder that the run already held: are they one job?"""
     shard: Shard | None = None
     """The share of the files that this ingest took on."""
     full: StoreFull | None = None
@@ -156,6 +158,7 @@ def ingest(
     report.shard = shard
     RunKey(report.cluster, report.run, attempt).check()
     lake = Store(report.store)
+    lake.keep_apart_from(listed)
     options = ReadOptions(keep_args=keep_args, scanner=scanner)
     with unpacking_folder() as spool:
         found = find_inputs(listed, limits=limits, spool=spool, identify=shard is None)
@@ -166,6 +169,8 @@ def ingest(
         _ingest_spools(found.spools, report, run)
         committed = lake.committed(report.cluster, report.run, attempt)
         fresh, again = _skip_known(found.inputs, committed, options, report)
+        if run is None and fresh:
+            report.joined = _elsewhere(committed, listed)
         peeked = [(input, named[input.path]) for input in fresh if input.path in named]
         peeked += peek_all((input for input in fresh if input.path not in named), report.rejected)
         groups = plan_parts(peeked, committed)
@@ -267,6 +272,12 @@ def default_run(paths: Sequence[str | os.PathLike[str]]) -> str:
         name = absolute[0].name
         return _SUFFIXES.sub("", name) or name or "run"
     return Path(os.path.commonpath(absolute)).name or "run"
+
+
+def _elsewhere(committed: Iterable[Commit], paths: Sequence[str | os.PathLike[str]]) -> str | None:
+    """Return a file of the run that lies under none of these paths: folders of two jobs often have one name."""
+    here = tuple(shown_path(path).rstrip("/") for path in paths)
+    return next((c.source_path for c in committed if c.source_path and not c.source_path.startswith(here)), None)
 
 
 def _skip_known(

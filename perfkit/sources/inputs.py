@@ -548,11 +548,23 @@ def file_kind(mode: int) -> str:
     return "not a regular file"
 
 
+def _near_path(path: str) -> str:
+    """Return what to do about a path that does not exist: its neighbour of nearly the same name, if there is one."""
+    import difflib  # only then: a path that exists needs no neighbours
+
+    missing = Path(path)
+    try:
+        near = difflib.get_close_matches(missing.name, [entry.name for entry in missing.parent.iterdir()], n=1)
+    except OSError:
+        return "check the path"
+    return f"did you mean {missing.with_name(near[0])}?" if near else "check the path"
+
+
 def os_error(error: OSError | ValueError, path: str) -> InputError:
     """Turn an error of the operating system into one line with a next step."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.ENOENT:
-        return InputError("no such file or folder", path=path, next_step="check the path")
+        return InputError("no such file or folder", path=path, next_step=_near_path(path))
     if number in (errno.EACCES, errno.EPERM):
         return InputError("permission denied", path=path, next_step="make it readable with `chmod u+r`")
     if number == errno.ELOOP:

@@ -132,7 +132,7 @@ def log_kind(text: bytes) -> str | None:
 
 def _refuse_known(head: bytes, path: str) -> None:
     """Raise for content that perfkit recognises and cannot use."""
-    if head.startswith(NSYS_REP_MAGIC):
+    if head.startswith(NSYS_REP_MAGIC) or path.lower().endswith((".nsys-rep", ".qdrep")):
         from perfkit.sources.nsys import nsys_rep_hint  # only then: it imports what SQLite and parquet need
 
         raise UnsupportedInput("an nsys report, which only nsys can read", path=path, next_step=nsys_rep_hint(path))
@@ -145,7 +145,7 @@ def _refuse_known(head: bytes, path: str) -> None:
             raise NotATrace(
                 "a Flight Recorder dump (pickle)",
                 path=path,
-                next_step="`perfkit hang` of a later version reads it; ingest takes profiler traces",
+                next_step="`perfkit hang FOLDER` explains it",
             )
         raise NotATrace("a pickle, which perfkit never loads", path=path, next_step="give a profiler trace")
     if head.startswith((b"ARROW1", b"\xff\xff\xff\xff", b"FEA1")):

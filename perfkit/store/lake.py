@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from perfkit.store import layout, upkeep
 from perfkit.store.catalog import Catalog, Which
 from perfkit.store.commits import Commit, RunSummary, summarise
 from perfkit.store.files import Files
+from perfkit.store.filesystems import is_remote
 from perfkit.store.layout import RunKey
 from perfkit.store.packing import Packed, pack_run
 from perfkit.store.reading import Selection
@@ -349,6 +351,14 @@ class Store:
         if not self.exists:
             self._write_marker()
             self._exists = True
+
+    def keep_apart_from(self, paths: Iterable[str | os.PathLike[str]]) -> None:
+        """Refuse to become a store in a folder of traces that is read into it."""
+        if is_remote(self.uri) or self.exists:
+            return
+        place = Path(self.uri).resolve()
+        if any(not is_remote(path) and Path(path).resolve() == place for path in paths):
+            raise UsageError(f"{self.uri} is what is read, so it cannot be the store", next_step="name another --store")
 
     def _require(self) -> None:
         if not self.exists:

@@ -159,6 +159,8 @@ def parse_change(kind: str, text: str = "") -> Change:
         return Change(kind, factor=_factor(text, "--network"))
     if kind == "family":
         family, _, factor = text.partition("=")
+        if not factor:
+            raise UsageError(f"--family {text!r} names no factor", next_step="write gemm=1.2x")
         if family not in FAMILIES:
             known = ", ".join(FAMILIES)
             raise UsageError(f"--family {text!r}: {family!r} is no family", next_step=f"use one of {known}")
