@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import email
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
+import perfkit
 from tests.conftest import ROOT
 
 DATA = {".py", ".csv", ".toml", ".c", ".css", ".js", ".typed"}
@@ -35,8 +38,35 @@ def wheel(tmp_path_factory) -> Path:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (path,) = folder.glob("*.whl")
-    assert len(list(folder.glob("*.tar.gz"))) == 1
     return path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_sdist_holds_what_the_wheel_is_made_of_and_nothing_else(wheel):
+    (sdist,) = wheel.parent.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()} - {""}
+    sources = {name.replace("perfkit_dashboards/", "dashboards/", 1) for name in packaged()}
+    assert sources - held == set()
+    others = {name for name in held - sources if not name.startswith("perfkit.egg-info")}
+    folders = {str(parent) for name in sources for parent in Path(name).parents}
+    files = {"LICENSE", "README.md", "CHANGELOG.md", "constraints.txt", "pyproject.toml", "setup.py", "MANIFEST.in"}
+    assert others - folders == files | {"PKG-INFO", "setup.cfg"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_metadata_names_the_licence_and_no_host(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        head = email.message_from_bytes(archive.read(metadata))
+        assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())
+    assert (head["Name"], head["Version"]) == ("perfkit", perfkit.__version__)
+    assert head["License-Expression"] == "Apache-2.0"
+    assert set(head.get_all("Provides-Extra")) == {"train", "dashboard", "hta", "ray", "s3", "test", "all"}
+    assert head["Project-URL"] is None
+    assert head["Description-Content-Type"] == "text/markdown"
 
 
 @pytest.mark.slow

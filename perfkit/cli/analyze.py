@@ -1,4 +1,4 @@
-"""Say where the time of each rank and step went, from trace files alone.
+"""Say what the MFU is, where the rest of the time went and what to fix first, from trace files alone.
 
 Every nanosecond of a step is charged to compute, exposed communication, exposed copies or idle, and idle
 time to its cause and to whoever held the host up.
@@ -12,7 +12,7 @@ examples:
   perfkit analyze traces/ --steps 10:20 --ranks 0,4-7
   perfkit analyze traces/ --table idle -o idle.csv         every row behind the report
   perfkit analyze traces/ --store runs/ --run llama-8b     and keep the answer in a store, for the dashboard
-  perfkit analyze llama-8b --store runs/                   a run that is in the store
+  perfkit analyze llama-8b --store runs/                   a run that `perfkit ingest` put into a store
 
 PATH is a trace file, a folder, an archive (.zip, .tar.gz), or a run in a store: RUN, CLUSTER/RUN or
 CLUSTER/RUN/ATTEMPT. `--window trace` ignores steps and takes each rank from its first to its last device event.

@@ -4,7 +4,7 @@ examples:
   perfkit goodput runs/                                     a store: all of its runs, summed
   perfkit goodput llama-8b --store runs/ --price 2.5        one run, in money as well
   perfkit goodput runs/ --by user                           cluster, user, node, day, run, model or partition
-  perfkit goodput runs/ --by cluster --since 2025-11-01 --until 2025-12-01 --of-cluster prod-a
+  perfkit goodput runs/ --by cluster --since 2025-12-01 --until 2026-01-01 --of-cluster atlas
   perfkit goodput sacct.txt pods.json --by partition        what schedulers know: GPU-hours, outcomes, queue, MTTF
   perfkit goodput sacct.txt --timezone Europe/Berlin --import-to runs/
   perfkit goodput --plan --gpus 16384 --mttf-hours 3.09 --save-seconds 30 --restart-seconds 600

@@ -57,14 +57,15 @@ class Parser(argparse.ArgumentParser):
         word = next((word for word in words if word.startswith("-")), words[0])
         if not word.startswith("-"):
             self.error(f"nothing takes the argument {word!r}")
-        self.error(f"there is no option {word}{_did_you_mean(word.partition('=')[0], self._options())}")
+        self.error(f"there is no option {word}{_did_you_mean(word.partition('=')[0], self.options())}")
 
-    def _options(self) -> Iterator[str]:
+    def options(self) -> Iterator[str]:
+        """Yield every option, those of sub-commands included."""
         for action in self._actions:
             yield from action.option_strings
             if isinstance(action, argparse._SubParsersAction):
                 for child in action.choices.values():
-                    yield from child._options()
+                    yield from child.options()
 
 
 def _did_you_mean(word: str, known: Iterable[str]) -> str:

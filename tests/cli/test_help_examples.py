@@ -28,8 +28,8 @@ NOT_RUN = {
     r"^perfkit health --(expect-gpus|sniff)": "its exit code is the state of this machine; tests/cli/test_health.py",
     r"--days 365": "takes a minute; shorter ones run in tests/simulate",
 }
-GATES = "--fail-on"
-"""May end with 1: then it has judged."""
+JUDGES = {"--fail-on": (0, 1), "perfkit health --store": (0, 1, 3)}
+"""Their exit code is a verdict."""
 
 WORLD = """
 perfkit simulate trace --ranks 8 --steps 12 --layers 2 --seed 3 -o traces
@@ -39,12 +39,13 @@ perfkit simulate trace --ranks 2 --steps 12 --layers 2 --seed 5 -o new
 mkdir pair; cp -r base pair/before; cp -r new pair/after
 tar czf dump.tar.gz base
 perfkit simulate fleet --clusters 1 --days 20 --runs 12 --seed 1 -o runs
-perfkit analyze traces --store runs --run llama-8b --format json -o /dev/null
-perfkit analyze base --store runs --run baseline --format json -o /dev/null
-perfkit analyze new --store runs --run candidate --format json -o /dev/null
+for k in traces:llama-8b base:baseline new:candidate; do
+  perfkit ingest ${k%%:*} --store runs --run ${k##*:}
+  perfkit analyze ${k##*:} --store runs --format json -o /dev/null
+done
 python - <<'END'
 import time, perfkit
-pk = perfkit.init(run="captured", cluster="prod-a", rank=0, world_size=1, store="runs", model="llama3-8b", seq_len=8192)
+pk = perfkit.init(run="llama-8b", rank=0, world_size=1, store="runs", model="llama3-8b", seq_len=8192)
 for step in range(20):
     with pk.step(tokens=8192):
         time.sleep(0.01)
@@ -101,11 +102,13 @@ def shell(command: str, folder: Path, allowed: tuple[int, ...] = (0,)) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("example", [e for e in ALL if not any(re.search(why, e) for why in NOT_RUN)], ids=str)
 def test_an_example_does_what_it_says(example: str, world: Path, tmp_path: Path) -> None:
-    shell(f"cp -r {shlex.quote(str(world))}/. .", tmp_path)
+    shell(f"cp -rl {shlex.quote(str(world))}/. .", tmp_path)  # the store replaces files, it never changes one
     typed = example.split(" | ")[0].replace("/var/lib/node_exporter/", "")
     if "traces/before" in typed:
         shell("rm -r traces; mv pair traces", tmp_path)
-    said = shell(typed, tmp_path, (0, 1) if GATES in typed else (0,))
+    if typed.startswith("perfkit simulate"):
+        shell("rm -r traces", tmp_path)
+    said = shell(typed, tmp_path, next((codes for word, codes in JUDGES.items() if word in typed), (0,)))
     written = re.search(r" -o (\S+)", typed)
     assert (tmp_path / written[1]).exists() if written else said.strip()
 

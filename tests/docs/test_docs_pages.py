@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
+from perfkit.cli.main import build_parser, main
 from tests.conftest import ROOT
 from tests.docs.pages import blocks_of, pages
 
+OTHERS = {
+    *("--nproc-per-node", "--query-gpu", "--parsable2", "--allusers", "--duplicates", "--starttime", "--log-interval"),
+    *("--train", "--transform", "--checkpoint", "--model", "--parallel"),  # of the reference loop
+    *("--memory", "--part", "--pause", "--minutes", "--step-seconds", "--spans", "--keep-days"),  # of benchmarks
+}
+"""Options of other programs."""
 NAMES = {str(page.relative_to(ROOT)): page for page in pages()}
 
 
@@ -26,6 +34,29 @@ def test_a_block_that_is_not_run_says_why():
     reasons = [reason for reason in skipped.values() if reason is not None]
     assert all(len(reason) > 8 for reason in reasons)
     assert len(reasons) < len(skipped) / 3, "most of what is written must be run"
+
+
+def test_the_answer_that_the_readme_shows_is_the_answer(capsys, monkeypatch):
+    shown = re.search(r"```text\n(MFU .*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["analyze", str(ROOT / "sample_traces/reference_slow_rank")]) == 0
+    said = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
+    assert said.startswith(shown[1].rstrip())
+
+
+def test_every_option_that_a_page_names_exists():
+    known = set(build_parser().options()) | OTHERS
+    for name, page in NAMES.items():
+        for option in re.findall(r"(?<![\w-])--[a-z][\w-]+", page.read_text("utf-8")):
+            assert option in known, f"{name}: no command has {option}"
+
+
+def test_every_file_that_a_page_names_exists():
+    for name, page in NAMES.items():
+        for path in re.findall(
+            r"`((?:perfkit|tests|benchmarks|dashboards|docs|sample_traces)/[\w./*-]+)", page.read_text("utf-8")
+        ):
+            assert list(ROOT.glob(path.rstrip("./"))), f"{name}: there is no {path}"
 
 
 def test_the_command_reference_is_current():
