@@ -245,11 +245,11 @@ def _dtypes(timeline: Timeline, runs: _Runs, tree: CallTree) -> tuple[Ints, list
     lut = np.array([*(values.index(d) if d else -1 for d in tree.costs.dtype), -1], np.int64)
     dtype = lut[runs.cost]
     if "fp32" in values:
-        used = np.unique(runs.name)
+        product = np.isin(runs.family, [FAMILIES.index(f) for f in MATMUL]) & (dtype == values.index("fp32"))
+        used = np.unique(runs.name[product])
         tensor = np.zeros(len(timeline.names), bool)
         tensor[used] = [_TENSOR_FP32.search(timeline.names[i]) is not None for i in used]
-        product = np.isin(runs.family, [FAMILIES.index(f) for f in MATMUL])
-        dtype = np.where((dtype == values.index("fp32")) & tensor[runs.name] & product, values.index("tf32"), dtype)
+        dtype = np.where(product & tensor[runs.name], values.index("tf32"), dtype)
     return dtype, values
 
 

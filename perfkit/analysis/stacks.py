@@ -174,7 +174,7 @@ def _without_numbers(names: list[str], codes: Ints) -> tuple[list[str], Ints, Ma
     known: dict[str, int] = {}
     to_code = np.arange(len(names), dtype=np.int64)
     for code in np.unique(codes).tolist():
-        numbered = _NUMBERED.fullmatch(names[code])
+        numbered = " = " in names[code] and _NUMBERED.fullmatch(names[code])
         if numbered:
             to_code[code] = len(names) + known.setdefault(numbered["op"], len(known))
     renamed = to_code[codes]
