@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -137,8 +138,10 @@ def leave_out_what_takes_long() -> None:
     It imports pandas with the first array that it makes, to recognise data frames, and its datasets with the first
     grouping, to group those too; there are neither here. Both can still be imported by whoever uses them. And it
     writes the documentation of its functions when it is imported: here without a list of their options, which it
-    would parse out of other documentation.
+    would parse out of other documentation. OpenBLAS, which comes with numpy, starts threads that take 0.1 s of CPU time
+    in their search for matrices; there are none here either.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if "pandas" in sys.modules:
         return
     sys.meta_path.insert(0, _Refuse)
