@@ -155,11 +155,11 @@ def _unit(name: str) -> str:
 
 def label(name: str) -> str:
     """Turn a key into words, without the unit that the value shows."""
-    return _WORDS.get(name) or clean(name.removesuffix(_unit(name))).replace("_", " ")
+    return _WORDS.get(name) or clean(name.removesuffix(_unit(name)).removesuffix("_gpu")).replace("_", " ")
 
 
 _WORDS = {
-    "lost_gpu_ms": "lost GPU time", "gbps": "at", "clock_uncertainty_us": "clocks ±", "input_dims": "shapes",
+    "lost_gpu_ms": "lost on all ranks", "gbps": "at", "clock_uncertainty_us": "clocks ±", "input_dims": "shapes",
     "steps_first": "steps in which it cost most", "score": "speed against peers", "scores": "speed against peers",
     "matrix_kernels": "matrix kernels, times as long", "other_kernels": "other kernels, times as long",
     "imbalance": "heaviest rank over the mean", "graph_coverage": "work in CUDA graphs", "ratio": "share of the time",

@@ -196,11 +196,11 @@ def _speed(document: Document) -> list[str]:
 
 
 def _of_how_many(document: Document) -> str:
-    """Say how few windows a percentile is of: a step counts once on each rank."""
+    """Say how few windows a percentile is of: a step is a window on each rank."""
     kept, ranks = document["quality"]["steps_kept"], document["scope"]["ranks_traced"] or 1
-    if not kept or kept * ranks >= MANY_WINDOWS:
+    if not kept or kept >= MANY_WINDOWS:
         return ""
-    return f" of {fmt.plural(kept, 'step')}" + (f" on {ranks} ranks" if ranks > 1 else "")
+    return f" of {fmt.plural(kept, 'window')} on {ranks} ranks" if ranks > 1 else f" of {fmt.plural(kept, 'step')}"
 
 
 def doubts(document: Document) -> list[str]:

@@ -199,7 +199,8 @@ def test_torchrec_runs_the_allocator_inside_steps(traces: Path) -> None:
 
 
 def test_copies_from_pageable_memory_are_found(traces: Path) -> None:
-    assert ids(analyze(traces / PUZZLERS / "streams/blocking"))[0] == "pageable_copies"
+    found = analyze(traces / PUZZLERS / "streams/blocking")
+    assert ids(found)[:2] == ["gemm_precision", "pageable_copies"]  # half of the time is sgemm on a device with TF32
 
 
 def test_copies_between_devices_that_nothing_hides_are_found(traces: Path) -> None:

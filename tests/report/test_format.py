@@ -57,7 +57,7 @@ def test_any_evidence_becomes_printable_lines(item: object) -> None:
 def test_evidence_leaves_out_what_is_unknown_or_said_twice() -> None:
     row = {"where": None, "op": "all_reduce", "group": None, "lost_gpu_ms": 2.5, "exposed_ms": 2.5}
     assert fmt.evidence(row) == ["all_reduce · exposed 2.50 ms"]
-    assert fmt.evidence({**row, "lost_gpu_ms": 5.0}) == ["all_reduce · lost GPU time 5.00 ms · exposed 2.50 ms"]
+    assert fmt.evidence({**row, "lost_gpu_ms": 5.0}) == ["all_reduce · lost on all ranks 5.00 ms · exposed 2.50 ms"]
 
 
 def test_numbers_in_a_table_of_evidence_carry_its_unit() -> None:
@@ -91,3 +91,8 @@ def test_evidence_uses_words_for_what_only_the_code_calls_so() -> None:
     assert line == (
         "speed against peers 0.848 · steps in which it cost most 3 · assumed gain 50.0 % · share of the time 37.0 %"
     )
+
+
+def test_ranks_without_a_gpu_are_not_told_of_gpu_time() -> None:
+    evidence = {"lost_gpu_ms": 2.0, "split": {"exposed_wait_gpu_ms": 1.0}}
+    assert fmt.evidence(evidence) == ["lost on all ranks 2.00 ms", "split: exposed wait 1.00 ms"]

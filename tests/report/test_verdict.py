@@ -96,11 +96,11 @@ def test_kernels_that_no_pattern_knows_are_not_called_other_than_matmul() -> Non
 def test_a_percentile_of_few_windows_says_of_how_many() -> None:
     document = report(ranks=8, steps=1).document
     document["throughput"] |= {"step_time_p50_ns": 14_300_000, "step_time_p95_ns": 17_700_000}
-    document["quality"] |= {"steps_kept": 1}
-    assert verdict(document).speed[0].startswith("step 14.3 ms median, 17.7 ms p95 of 1 step on 8 ranks")
+    document["quality"] |= {"steps_kept": 8}  # of all ranks together
+    assert verdict(document).speed[0].startswith("step 14.3 ms median, 17.7 ms p95 of 8 windows on 8 ranks")
     document["quality"] |= {"steps_kept": 1000}
     assert verdict(document).speed[0].startswith("step 14.3 ms median, 17.7 ms p95")
-    assert "of 1,000 steps" not in verdict(document).speed[0]
+    assert "windows" not in verdict(document).speed[0]
 
 
 def test_a_note_of_many_ranks_is_said_once_with_how_often() -> None:
