@@ -260,9 +260,11 @@ def _num_devices(steps: pa.Table, world_size: int | None, messages: list[str]) -
     ranks = set(steps["rank"].to_pylist())
     traced = len(set(zip(steps["rank"].to_pylist(), steps["device"].to_pylist(), strict=True)))
     if world_size is None:
-        if len(ranks) == 1 and not (pc.sum(steps["comm_ns"]).as_py() or 0):
+        communicate = bool(pc.sum(steps["comm_ns"]).as_py())
+        if len(ranks) == 1 and not communicate:
             return traced
-        messages.append("the traces do not record the world size, and they communicate; pass --world-size")
+        why = "they communicate" if communicate else f"they are of {len(ranks)} ranks"
+        messages.append(f"the traces do not record the world size, and {why}; pass --world-size")
         return None
     return round(world_size * traced / len(ranks)) if ranks else None
 

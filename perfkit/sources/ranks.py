@@ -3,14 +3,16 @@
     plan_parts(peeked, committed) -> [[PlannedInput, …], …]     one list per group of ranks
 
 A rank comes from the source, else from the file name, else the smallest free one is assigned (in the order
-of the paths) and said so. What the store already holds keeps its numbers, so that an interrupted ingest
-goes on with the same ones. Inputs that share a rank are in one group: they are read one after the other,
-because only then can an overlap in time be seen before anything is committed.
+of the paths) and said so. Files that torch's profiler names after one process, HOST_PID.TIME, are segments of one
+rank: a schedule that repeats writes a file each time. What the store already holds keeps its numbers, so that an
+interrupted ingest goes on with the same ones. Inputs that share a rank are in one group: they are read one after the
+other, because only then can an overlap in time be seen before anything is committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from perfkit.store.commits import Commit
 
 MAX_RANK = 2**31 - 1
+_OF_PROCESS = re.compile(r"(.+_\d+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +68,31 @@ def plan_parts(peeked: Sequence[tuple[Input, list[PartInfo]]], committed: Iterab
     taken = set(next_segment) | {part.rank for _, parts in peeked for part in parts if part.rank is not None}
     free = (rank for rank in range(MAX_RANK) if rank not in taken)
     planned = []
+    of_process: dict[str, int] = {}
     for input, parts in peeked:
         placed = []
         for number, part in enumerate(parts):
             if before := placed_before.get(f"{input.fingerprint}#{number}"):  # the ingest was interrupted after it
                 placed.append(PlannedPart(before.rank, before.segment, before.rank_source or "source"))
                 continue
-            rank, source = (next(free), "assigned") if part.rank is None else (part.rank, part.rank_source or "source")
+            rank, source = part.rank, part.rank_source or "source"
+            if rank is None:
+                rank, source = _assign(input, free, of_process) if len(parts) == 1 else next(free), "assigned"
             segment = next_segment.get(rank, 0)
             next_segment[rank] = segment + 1
             placed.append(PlannedPart(rank, segment, source))
         planned.append(PlannedInput(input, tuple(placed)))
     return _group(planned)
+
+
+def _assign(input: Input, free: Iterator[int], of_process: dict[str, int]) -> int:
+    """Return the rank of the process that the file is named after, if one of its files has one, else a free one."""
+    process = _OF_PROCESS.match(input.path)
+    if process is None:
+        return next(free)
+    if process[1] not in of_process:
+        of_process[process[1]] = next(free)
+    return of_process[process[1]]
 
 
 def _group(planned: list[PlannedInput]) -> list[list[PlannedInput]]:

@@ -247,6 +247,13 @@ def test_mfu_is_null_and_says_why(question: dict[str, Any], message: str) -> Non
     assert any(message in one for one in found.summary["mfu"]["messages"]), found.summary["mfu"]["messages"]
 
 
+def test_ranks_that_do_not_communicate_are_not_said_to_when_the_world_size_is_missing() -> None:
+    both = pa.concat_tables([events(kernel(0, 10), rank=rank) for rank in (0, 1)])
+    messages = " ".join(analyze_tables({"events": both}).summary["mfu"]["messages"])
+    assert "they are of 2 ranks; pass --world-size" in messages
+    assert "communicate" not in messages
+
+
 def test_a_job_that_communicates_and_hides_its_world_size_has_no_mfu() -> None:
     rows = tables(*two_steps(), nccl(9_000_000, 9_500_000))
     question: Mapping[str, Any] = {"model": MODEL, "tokens_per_step": 8192, "hardware": H100}

@@ -33,6 +33,11 @@ def test_files_of_one_rank_are_segments_in_one_group():
     assert plan(peeked(5), peeked(6), peeked(5)) == [[[(5, 0)], [(5, 1)]], [[(6, 0)]]]
 
 
+def test_files_named_after_one_process_are_segments_of_one_rank():
+    names = [f"log/node-1_{pid}.{time}.pt.trace.json" for pid, time in ((71, 10**18), (71, 10**18 + 5), (72, 10**18))]
+    assert plan(*(peeked(None, name=name) for name in names)) == [[[(0, 0)], [(0, 1)]], [[(1, 0)]]]
+
+
 def test_an_input_of_several_ranks_joins_their_groups():
     assert plan(peeked(0), peeked(1), peeked(0, 1)) == [[[(0, 0)], [(1, 0)], [(0, 1), (1, 1)]]]
 
