@@ -1,14 +1,16 @@
 """How fast traces become columns, against what people use today; one table from one run.
 
     python benchmarks/ingest.py                     # the largest real traces and a 500 MB file
-    python benchmarks/ingest.py --rounds 3 --peers perfkit,json,orjson,msgspec,hta
+    python benchmarks/ingest.py --rounds 3 --peers "perfkit,perfkit parquet,HTA load"
+    python benchmarks/quiet.py ingest.reader python benchmarks/ingest.py     # on a machine that does other things too
     python benchmarks/ingest.py --memory            # peak RSS on a 2 GB rank, plain and gzipped
 
 Every measurement is a process of its own that imports first and then reads once, so that start-up is not
-counted and peak RSS is the reader's. Rounds are interleaved (all tools, then all again) and the best
-wall time of each is printed: this is a shared machine. Two ratios of wall times in this run: `x load` against
-what TraceAnalysis() does per file, `x reader` against HTA's JSON reader alone, the faster of its two measures.
-`--by cpu` takes the best CPU time instead and divides it by the cores, for a machine that is busy with other work.
+counted and peak RSS is the reader's. Rounds are interleaved (all tools, then all again) and the best wall and the
+best CPU time of each are printed: this is a shared machine. Ratios are of these times in this run: `x wall` and
+`x CPU` against HTA's load, which is what TraceAnalysis() does per file, and `x reader` of wall times against its JSON
+reader alone, the faster of its two measures. `x CPU` is of the CPU time of all threads, whatever the number of cores:
+the work that is saved, where `x wall` is the time that is saved. MB/s and events/s are by wall time.
 
 What is compared, as equally as the tools allow:
   columns    all events as typed columns in memory. perfkit: every table, dictionary-encoded. json, orjson:
@@ -40,6 +42,9 @@ TRACES = Path(os.environ.get("PERFKIT_TRACES", ROOT.parent / "shared" / "traces"
 PACKAGES = {"hta": ["traceinsight==0.6.1"], "peers": ["orjson", "msgspec", "pandas", "pyarrow", "numpy"]}
 
 # ------------------------------------------------------------------ the readers, each run in its own process
+
+READER_MARK = "ingest.reader"
+"""In the command line of every reader, for benchmarks/quiet.py."""
 
 COMMON = """
 import json, os, resource, sys, time
@@ -198,7 +203,7 @@ def measure(reader: str, path: Path, cores: int) -> dict[str, float] | None:
     """Read once in a process of its own; None if the tool fails."""
     where, code = READERS[reader]
     environment = {**os.environ, "PYTHONPATH": str(ROOT) if where == "perfkit" else ""}
-    command = [venv(where), "-c", COMMON + code, str(path), str(cores)]
+    command = [venv(where), "-c", f"# {READER_MARK}\n{COMMON}{code}", str(path), str(cores)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         print(f"{reader} failed on {path.name}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
@@ -264,34 +269,40 @@ def pick_files(size: int) -> list[Path]:
 
 # ------------------------------------------------------------------ tables
 
-HTA = ("HTA load", "HTA reader")
+RATIOS = (("HTA load", "wall"), ("HTA load", "cpu"), ("HTA reader", "wall"))
 
 
-def compare(readers: list[str], files: list[Path], rounds: int, by: str) -> None:
+COLUMNS = (
+    f"{'':18}{'cores':>6}{'wall s':>9}{'CPU s':>9}{'peak MB':>9}{'MB/s':>8}{'events/s':>13}"
+    f"{'x wall':>9}{'x CPU':>8}{'x reader':>10}"
+)
+
+
+def compare(readers: list[str], files: list[Path], rounds: int) -> None:
     for path in files:
         size = uncompressed_size(path)
         runs = [(reader, cores) for reader in readers for cores in ((1, 2) if reader.startswith("perfkit") else (1,))]
         best: dict[tuple[str, int], dict[str, float]] = {}
         for _ in range(rounds):
             for run in runs:
-                result = measure(run[0], path, run[1])
-                if result and (run not in best or result[by] < best[run][by]):
-                    best[run] = result
+                if result := measure(run[0], path, run[1]):
+                    have = best.setdefault(run, result)
+                    best[run] = {name: min(value, result[name]) for name, value in have.items()}
         print(
             f"\n{path.name}: {size / 1e6:.0f} MB of JSON, {path.stat().st_size / 1e6:.0f} MB stored, best of {rounds}"
         )
-        print(
-            f"{'':18}{'cores':>6}{'wall s':>9}{'CPU s':>9}{'peak MB':>9}{'MB/s':>8}{'events/s':>13}"
-            f"{'x load':>8}{'x reader':>10}"
-        )
-        for (reader, cores), result in best.items():
-            seconds = {run: best[run]["cpu"] / run[1] if by == "cpu" else best[run]["wall"] for run in best}
-            mine = seconds[reader, cores]
-            ratios = [f"{seconds[peer, 1] / mine:.1f}" if (peer, 1) in best else "–" for peer in HTA]
+        print(COLUMNS)
+        for (reader, cores), own in best.items():
+            ratios = [_ratio(best.get((peer, 1)), own, by) for peer, by in RATIOS]
             print(
-                f"{reader:18}{cores:>6}{result['wall']:>9.3f}{result['cpu']:>9.3f}{result['rss'] / 1e6:>9.0f}"
-                f"{size / 1e6 / mine:>8.0f}{result['events'] / mine:>13,.0f}{ratios[0]:>8}{ratios[1]:>10}"
+                f"{reader:18}{cores:>6}{own['wall']:>9.3f}{own['cpu']:>9.3f}{own['rss'] / 1e6:>9.0f}"
+                f"{size / 1e6 / own['wall']:>8.0f}{own['events'] / own['wall']:>13,.0f}"
+                f"{ratios[0]:>9}{ratios[1]:>8}{ratios[2]:>10}"
             )
+
+
+def _ratio(peer: dict[str, float] | None, own: dict[str, float], by: str) -> str:
+    return f"{peer[by] / own[by]:.1f}" if peer else "–"
 
 
 def memory(size: int) -> None:
@@ -310,7 +321,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--size-mb", type=int, default=500)
     parser.add_argument("--peers", default=",".join(READERS), help="comma-separated readers")
-    parser.add_argument("--by", choices=("wall", "cpu"), default="wall", help="what to rank and divide by")
     parser.add_argument("--only", default="", metavar="TEXT", help="only files with this in their name")
     parser.add_argument("--memory", action="store_true", help="peak RSS on a 2 GB rank")
     args = parser.parse_args()
@@ -320,7 +330,7 @@ def main() -> None:
         return
     files = pick_files(args.size_mb << 20)
     chosen = [file for file in files if args.only in file.name]
-    compare(args.peers.split(","), chosen, args.rounds, args.by)
+    compare(args.peers.split(","), chosen, args.rounds)
 
 
 if __name__ == "__main__":

@@ -124,22 +124,27 @@ class Files:
             folder.mkdir(parents=True)
             return folder
 
-    def publish(self, finished: Mapping[str, Path]) -> None:
+    def publish(self, finished: Mapping[str, Path], *, last: Mapping[str, Path] | None = None) -> None:
         """Make finished scratch files appear in the store (relative path -> file), each whole, and durably.
 
-        They are flushed or uploaded side by side: a disk's journal takes several fsyncs in one go.
+        They are flushed or uploaded side by side: a disk's journal takes several fsyncs in one go. Those of `last`
+        appear only when all others are there to stay.
         """
-        more = f" and {len(finished) - 1} more files" if len(finished) > 1 else ""
-        with store_errors(f"{self.name}: cannot write {next(iter(finished), '')}{more}"):
-            if not self.local:
-                side_by_side(lambda relative: self._upload(finished[relative], relative), finished)
-                return
-            side_by_side(_fsync, finished.values())
-            targets = {relative: Path(self.path(relative)) for relative in finished}
-            for relative, target in targets.items():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                finished[relative].replace(target)
-            side_by_side(_fsync_folder, {target.parent for target in targets.values()})
+        batches = [batch for batch in (finished, last) if batch]
+        everything = [path for batch in batches for path in batch.values()]
+        more = f" and {len(everything) - 1} more files" if len(everything) > 1 else ""
+        with store_errors(f"{self.name}: cannot write {next(iter(finished or last or {}), '')}{more}"):
+            if self.local:
+                side_by_side(_fsync, everything)
+            for batch in batches:
+                if not self.local:
+                    side_by_side(lambda item: self._upload(item[1], item[0]), batch.items())
+                    continue
+                targets = {relative: Path(self.path(relative)) for relative in batch}
+                for relative, target in targets.items():
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    batch[relative].replace(target)
+                side_by_side(_fsync_folder, {target.parent for target in targets.values()})
 
     def _upload(self, finished: Path, relative: str) -> None:
         with finished.open("rb") as source:

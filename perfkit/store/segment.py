@@ -167,6 +167,8 @@ class SegmentWriter:
                 f"{self._name} holds {previous.source_path or 'another source'} already",
                 next_step="use another run name, or another segment number",
             )
+        generation = previous.generation + 1 if previous else 0
+        parts = self._placed(generation)
         commit = Commit(
             cluster=self.key.cluster,
             run=self.key.run,
@@ -174,13 +176,13 @@ class SegmentWriter:
             rank=self.rank,
             segment=self.segment,
             fingerprint=self.fingerprint,
-            files=tuple(self._publish(previous.generation + 1 if previous else 0)),
+            files=tuple(parts),
             schema_version=SCHEMA_VERSION,
-            generation=previous.generation + 1 if previous else 0,
+            generation=generation,
             perfkit_version=perfkit.__version__,
             **{"written_ns": time.time_ns(), **described},
         )
-        self._files.publish_bytes(commit.to_json(), layout.commit_path(self.key, self.rank, self.segment))
+        self._publish(commit, parts)
         for file in previous.files if previous else ():
             if file.pack is None:  # a pack holds others as well
                 self._files.delete(file.path)
@@ -192,21 +194,28 @@ class SegmentWriter:
         same = told == (found.fingerprint, found.schema_version, found.rows)
         return same and self._files.sizes([f.path for f in previous.files]) == [f.bytes for f in previous.files]
 
-    def _publish(self, generation: int) -> list[CommittedFile]:
+    def _placed(self, generation: int) -> dict[CommittedFile, Path]:
+        """Return where the parts will lie, and where they are; and remove what lies there of a writer that died."""
         paths = {
             table: layout.part_path(table, self.key, self.rank, self.segment, generation) for table in SEGMENT_TABLES
         }
-        parts = sorted(self._parts.items())
-        files = [CommittedFile(table, paths[table], part.rows, part.path.stat().st_size) for table, part in parts]
-        self._files.publish({paths[table]: part.path for table, part in parts})
-        if not self._files.local:  # there, asking after every table costs more than `gc` does later
-            return files
-        # A writer that died before its commit may have left parts that this one does not overwrite.
-        stale = [path for table, path in paths.items() if table not in self._parts]
-        for path, found in zip(stale, self._files.sizes(stale), strict=True):
-            if found is not None:
-                self._files.delete(path)
-        return files
+        if self._files.local:  # elsewhere, asking after every table costs more than `gc` does later
+            stale = [path for table, path in paths.items() if table not in self._parts]
+            for path, found in zip(stale, self._files.sizes(stale), strict=True):
+                if found is not None:
+                    self._files.delete(path)
+        return {
+            CommittedFile(table, paths[table], part.rows, part.path.stat().st_size): part.path
+            for table, part in sorted(self._parts.items())
+        }
+
+    def _publish(self, commit: Commit, parts: Mapping[CommittedFile, Path]) -> None:
+        """Let the parts appear, and then the commit that lists them."""
+        listed = self._scratch / "commit.json"
+        where = layout.commit_path(self.key, self.rank, self.segment)
+        with store_errors(f"{self._files.name}: cannot write {where}"):
+            listed.write_bytes(commit.to_json())
+        self._files.publish({file.path: path for file, path in parts.items()}, last={where: listed})
 
 
 @dataclass(slots=True)
