@@ -205,7 +205,14 @@ def _compact(store: Store, args: argparse.Namespace) -> None:
             f"{key}: {done.segments:,} segments into {done.packs:,} packs, {done.files_before:,} files into "
             f"{done.files_after:,}, {done.bytes_before / 1e6:,.1f} MB into {done.bytes_after / 1e6:,.1f} MB"
         )
-    print(f"next: perfkit store gc {store.uri} --delete" if packed else "nothing to pack")
+    if not packed:
+        print("nothing to pack")
+        return
+    print(
+        "the small files stay a day for whoever reads them now: perfkit counts each row once, but until they are gone a"
+    )
+    print("glob such as events/**/*.parquet in another tool finds the packed rows twice")
+    print(f"next: perfkit store gc {store.uri} --delete   (--older-than 0 at once, if nobody reads)")
 
 
 def _migrate(store: Store, args: argparse.Namespace) -> None:

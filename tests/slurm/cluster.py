@@ -67,7 +67,10 @@ JobRequeue=1
 SlurmdParameters=config_overrides
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
 """
-NODE = "NodeName=n{number} NodeHostname={host} NodeAddr={address} Port={port} CPUs={cpus} RealMemory={memory_mb} State=UNKNOWN\n"
+NODE = (
+    "NodeName=n{number} NodeHostname={host} NodeAddr={address} Port={port} CPUs={cpus} RealMemory={memory_mb} "
+    "State=UNKNOWN\n"
+)
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
 
 
@@ -151,7 +154,8 @@ class SlurmCluster:
         controller, *ports = free_ports(1 + self.nodes)
         text = CONFIG.format(**here, folder=folder, port=controller)
         text += "CommunicationParameters=EnableIPv6\n" if ipv4.returncode else ""
-        text += "".join(NODE.format(**here, **self._claims, number=number + 1, port=port) for number, port in enumerate(ports))
+        for number, port in enumerate(ports):
+            text += NODE.format(**here, **self._claims, number=number + 1, port=port)
         (folder / "slurm.conf").write_text(text)
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
 

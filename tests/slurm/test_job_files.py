@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -17,7 +16,6 @@ from tests.slurm.cluster import SlurmCluster, free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 EXAMPLES = Path(__file__).parents[2] / "docs/cluster"
-ANALYZES = '"waterfall"'
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +51,8 @@ def run(slurm, name, dump, store, *options, **variables):
 def check(store, expected, said):
     assert_same_rows(expected, all_rows(store, "job"))
     assert Store(store).missing_shards("default", "job") in (None, ([], 4)), said
-    page = store.parent / "job.html"
-    assert "6 of 6" in page.read_text() or "ranks" in page.read_text(), said
+    assert len(Store(store).read("waterfall")), said
+    assert "<html" in (store.parent / "job.html").read_text(), said
 
 
 def test_the_array_ingests_in_shares_and_leaves_an_analysis_behind(slurm, dump, expected, tmp_path):
