@@ -4,7 +4,8 @@
         proxy.fault = lambda request: "cut" if request.number % 5 == 0 and request.method == "GET" else None
         environment = server.environ | {"AWS_ENDPOINT_URL": proxy.url}
 
-Faults: a number such as `500` is what the server answers, `slow` dribbles the answer, `cut` closes the connection in the middle of it.
+Faults: a number such as `500` is what the server answers, `slow` dribbles the answer, `cut` closes the connection in
+the middle of it.
 """
 
 from __future__ import annotations
