@@ -54,7 +54,7 @@ def create_app(
     prefix = "/" + prefix.strip("/") + "/" if prefix.strip("/") else "/"
     app = shell.Frame(
         __name__, title="perfkit", update_title="", url_base_pathname=prefix, serve_locally=True, use_pages=False,
-        assets_folder=str(Path(__file__).parent / "assets"), assets_ignore=r"timeline\.js", enable_mcp=False,
+        assets_folder=str(Path(__file__).parent / "assets"), assets_ignore=r"(theme|timeline)\.js", enable_mcp=False,
         health_endpoint="health", suppress_callback_exceptions=True, add_log_handler=False, compress=False,
         index_string=shell.index_string(prefix), on_error=None,
     )  # fmt: skip

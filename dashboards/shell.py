@@ -26,6 +26,14 @@ RANGE_LABELS = {"24h": "24 hours", "7d": "7 days", "30d": "30 days", "90d": "90 
 
 GRID_PAGES = ("fleet",)
 """Pages that are drawn with the grid; assets/app.js loads it elsewhere when another page is opened."""
+FIRST = """<div id="pk-first" class="pk-first">
+      <div class="pk-header"><span class="pk-brand"><span class="pk-mark"></span>perfkit</span></div>
+      <div class="pk-main">
+        <div class="pk-bar"><div class="pk-title"><h1>Timeline</h1><div class="pk-sub">…</div></div></div>
+        <section class="pk-card" aria-label="Timeline"><div class="pk-timeline"></div></section>
+      </div>
+    </div>"""
+"""Where assets/timeline.js draws while the page is not there yet."""
 _GRID_SCRIPT = re.compile(r'<script src="([^"]*/dash_ag_grid/[^"]*)"></script>')
 
 
@@ -38,6 +46,10 @@ def index_string(prefix: str) -> str:
         "%3Crect width='20' height='20' "
         "rx='5' fill='%231f5fbf'/%3E%3Crect x='4' y='8' width='12' height='8' fill='%23fff'/%3E%3C/svg%3E"
     )
+    early = "\n    ".join(
+        f'<script src="{escape(prefix)}assets/{name}?m={_changed(name)}"></script>'
+        for name in ("theme.js", "timeline.js")
+    )
     return f"""<!DOCTYPE html>
 <html lang="en">
   <head>
@@ -48,7 +60,7 @@ def index_string(prefix: str) -> str:
     <title>{{%title%}}</title>
     <link rel="icon" href="{icon}">
     {{%css%}}
-    <script src="{escape(prefix)}assets/timeline.js?m={_changed("timeline.js")}"></script>
+    {early}
   </head>
   <body>
     {{%app_entry%}}
@@ -58,7 +70,7 @@ def index_string(prefix: str) -> str:
 
 
 class Frame(Dash):
-    """The app, whose pages load the grid's megabyte before they are drawn only where there is a grid."""
+    """The app, whose pages load the grid's megabyte only where there is a grid, and the timeline's picture first."""
 
     def interpolate_index(self, **parts: str) -> str:  # type: ignore[override]
         """Return the HTML of a page."""
@@ -67,6 +79,8 @@ class Frame(Dash):
             parts["scripts"] = _GRID_SCRIPT.sub(
                 r'<link rel="prefetch" as="script" data-late href="\1">', parts["scripts"]
             )
+        if page == "timeline":
+            parts["app_entry"] = FIRST + parts["app_entry"]
         return str(super().interpolate_index(**parts))
 
 

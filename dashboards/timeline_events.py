@@ -156,9 +156,13 @@ def rank_events(source: Source, view: View, at: Moment) -> list[RankEvents]:
     with _KEPT_LOCK:
         kept = _KEPT.setdefault(engine, Kept())
 
+    gaps = _Gaps(engine, at)
+
     def one(rank: int) -> RankEvents:
         mine = clocks.get(rank, [])
-        return kept.get((at.key, rank, at.step, version, host), lambda: _read_rank(engine, at, rank, mine, host=host))
+        return kept.get(
+            (at.key, rank, at.step, version, host), lambda: _read_rank(engine, at, rank, mine, gaps, host=host)
+        )
 
     with ThreadPoolExecutor(READERS) as pool:
         return list(pool.map(one, at.ranks))
@@ -184,7 +188,7 @@ def own_window(at: Moment, clocks: Rows) -> tuple[int, int]:
     return low + shift - room, high + shift + room
 
 
-def _read_rank(engine: Any, at: Moment, rank: int, clocks: Rows, *, host: bool) -> RankEvents:
+def _read_rank(engine: Any, at: Moment, rank: int, clocks: Rows, idle: _Gaps, *, host: bool) -> RankEvents:
     low, high = own_window(at, clocks)
     rows = read_events(engine, at.key, rank, low, high, host=host).unify_dictionaries().combine_chunks()
     start = align(clocks, rows["start_ns"].to_numpy()) - at.origin_ns
@@ -194,7 +198,7 @@ def _read_rank(engine: Any, at: Moment, rank: int, clocks: Rows, *, host: bool) 
     group, groups = _lanes(rows)
     depth = _depths(start, end, np.where(np.array([g["kind"] == "host" for g in groups] + [False])[group], group, -1))
     names, name = _names(rows["name"])
-    gaps = _gaps(engine, at, rank, clocks)
+    gaps = _gaps(idle.of(rank), at, clocks)
     made = [Slot(**{**groups[g], "depth": d}) for g, d in _pairs(group, depth)]
     slot = _codes(group, depth)
     slots = [*made, *(Slot("idle", "idle", (1, i), CAUSES[i]) for i in range(len(CAUSES)))]
@@ -329,10 +333,26 @@ def _pairs(group: Ints, depth: Ints) -> list[tuple[int, int]]:
     return [divmod(code, DEPTHS) for code in np.unique(group * DEPTHS + depth).tolist()]
 
 
-def _gaps(engine: Any, at: Moment, rank: int, clocks: Rows) -> dict[str, Any]:
-    """Return the idle stretches of the rank's device inside the step."""
-    columns = ["rank", "step", "start_ns", "dur_ns", "idle_ns", "stretches", "cause", "culprit", "where"]
-    rows, _ = engine.run_table("gaps", at.key, columns=columns, ranks=[rank], keep=False)
+class _Gaps:
+    """The idle stretches of all ranks of a picture: they lie in one file, which is read once, when the first asks."""
+
+    def __init__(self, engine: Any, at: Moment) -> None:
+        self._engine, self._at = engine, at
+        self._rows: pa.Table | None = None
+        self._lock = threading.Lock()
+
+    def of(self, rank: int) -> pa.Table:
+        """Return those of one rank."""
+        with self._lock:
+            if self._rows is None:
+                columns = ["rank", "step", "start_ns", "dur_ns", "idle_ns", "stretches", "cause", "culprit", "where"]
+                ranks = list(self._at.ranks)
+                self._rows, _ = self._engine.run_table("gaps", self._at.key, columns=columns, ranks=ranks, keep=False)
+        return self._rows.filter(pc.equal(self._rows["rank"], rank))
+
+
+def _gaps(rows: pa.Table, at: Moment, clocks: Rows) -> dict[str, Any]:
+    """Return the idle stretches of a rank's device inside the step."""
     if not len(rows):
         empty = np.empty(0, np.int64)
         return {"names": [], **dict.fromkeys(("cause", "start", "end", "idle", "stretches", "name"), empty)}

@@ -1,23 +1,8 @@
-/* What only a browser can do: the URL, the theme, visibility, hover texts, clicks on charts, PNG. No framework, no network. */
+/* What only a browser can do: the URL, visibility, hover texts, clicks on charts, PNG. No framework, no network. */
 (function () {
   "use strict";
   const config = JSON.parse(document.querySelector('meta[name="perfkit"]').content);
-  const root = document.documentElement;
-  const pk = (window.perfkit = { version: undefined });
-
-  /* ---------------------------------------------------------------- theme */
-  const stored = () => { try { return localStorage.getItem("perfkit-theme"); } catch { return null; } };
-  pk.theme = () => root.getAttribute("data-mantine-color-scheme") || "light";
-  function setTheme(name) {
-    root.setAttribute("data-mantine-color-scheme", name);
-    root.setAttribute("data-ag-theme-mode", name);
-  }
-  setTheme(stored() || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
-  /* the component library sets the attribute once when it mounts; ours wins */
-  const wanted = pk.theme();
-  new MutationObserver(() => { if (pk.theme() !== pk.chosen) setTheme(pk.chosen); })
-    .observe(root, { attributes: true, attributeFilter: ["data-mantine-color-scheme"] });
-  pk.chosen = wanted;
+  const pk = window.perfkit;
 
   /* ---------------------------------------------------------------- URL */
   pk.go = (url) => {
@@ -161,9 +146,8 @@
     if (!button) return;
     const what = button.getAttribute("data-do");
     if (what === "theme") {
-      pk.chosen = pk.chosen === "dark" ? "light" : "dark";
+      pk.setTheme(pk.chosen === "dark" ? "light" : "dark");
       try { localStorage.setItem("perfkit-theme", pk.chosen); } catch { /* private mode */ }
-      setTheme(pk.chosen);
       window.dash_clientside.set_props("view", { data: view() });
     }
     if (what === "link") copy(location.href, button);

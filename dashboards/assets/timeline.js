@@ -1,6 +1,7 @@
 /* The timeline on a canvas: asks for a window of a step as columns (figures_timeline.picture) and draws it. It is loaded
-   in the head, before the frameworks, so that the server works while they start. A zoom is drawn from what is here at
-   once, asked for in detail, and only then told to the rest of the page through the URL. */
+   in the head, before the frameworks, so that the server works while they start; if they take longer, the picture stands
+   in #pk-first (shell.Frame) until the page is there. A zoom is drawn from what is here at once, asked for in detail, and
+   only then told to the rest of the page through the URL. */
 (function () {
   "use strict";
   const config = JSON.parse(document.querySelector('meta[name="perfkit"]').content);
@@ -87,7 +88,7 @@
     });
     return node;
   }
-  const palette = () => data.palette[window.perfkit?.chosen || document.documentElement.getAttribute("data-mantine-color-scheme") || "light"];
+  const palette = () => data.palette[window.perfkit.chosen];
   function describe() {
     const around = host.closest(".pk-card");
     const set = (name, change) => { const node = around?.querySelector(`[data-timeline=${name}]`); if (node) change(node); };
@@ -322,8 +323,10 @@
       if (host?.isConnected) { if (address() !== last?.url) show(); } else load(address());
     });
   new MutationObserver(() => {
+    const page = document.querySelector("#react-entry-point .pk-timeline");
+    if (page || !here()) document.getElementById("pk-first")?.remove();
     if (!here()) return;
-    const place = document.querySelector(".pk-timeline");
+    const place = page || document.querySelector("#pk-first .pk-timeline");
     if (place && (place !== host || !place.firstChild)) mount(place);
     else if (place && place.dataset.version !== version) { version = place.dataset.version; show(true); }
   }).observe(document, { childList: true, subtree: true, attributes: true, attributeFilter: ["data-version"] });
