@@ -1,7 +1,8 @@
 """Does `perfkit compare` cry wolf, and what does it find? False alarms and power of the comparison of step times.
 
     python benchmarks/compare.py                        simulated and recorded series, 1,000 pairs each
-    python benchmarks/compare.py --parts reference      a real slowdown of the reference loop (2 processes), named
+    python benchmarks/compare.py --parts reference      a real slowdown of the reference loop (2 processes), named:
+                                                        data that came 100 ms late come 125 ms late
     python benchmarks/compare.py --file MINE.csv        other recordings than step_times.csv (by record_steps.py)
 
 A pair is two disjoint series of the same job. `false alarms` is the share of pairs in which a change is reported
@@ -150,17 +151,17 @@ def train(folder: Path, fault: str | None, steps: int) -> Path:
     return folder / "store"
 
 
-def reference(fault: str, runs: int, steps: int) -> None:
-    """Train without and with a fault, alternately, and print the comparison."""
+def reference(base: str | None, fault: str, runs: int, steps: int) -> None:
+    """Train as the base and with a fault, in turn, and print the comparison."""
     with tempfile.TemporaryDirectory() as folder:
         stores: tuple[list[Path], list[Path]] = ([], [])
         for number in range(runs):
-            for side, what in zip(stores, (None, fault), strict=True):
+            for side, what in zip(stores, (base, fault), strict=True):
                 side.append(train(Path(folder) / f"{number}-{len(stores[0])}-{len(stores[1])}", what, steps))
         reports = [[perfkit.analyze(store) for store in side] for side in stores]
         recorded = [[Store(store).read("steps") for store in side] for side in stores]
         found = compare(*reports, steps=(recorded[0], recorded[1]))
-        print(f"reference loop, {fault}, {runs} runs a side in turn\n\n{to_text(found)}")
+        print(f"reference loop, {base or 'healthy'} and {fault}, {runs} runs a side in turn\n\n{to_text(found)}")
 
 
 def main() -> None:
@@ -170,7 +171,8 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts[:2])
     parser.add_argument("--pairs", type=int, default=1000)
     parser.add_argument("--file", type=Path, default=HERE / "step_times.csv", help="recorded runs")
-    parser.add_argument("--fault", default="slow-rank:1:1.15x")
+    parser.add_argument("--base", default="slow-data:100ms", help="fault of the base: a job that waits for its data")
+    parser.add_argument("--fault", default="slow-data:125ms", help="of the new side: about 15 %% slower")
     parser.add_argument("--runs", type=int, default=3, help="of the reference loop, a side")
     parser.add_argument("--steps", type=int, default=150, help="of a run of the reference loop")
     args = parser.parse_args()
@@ -179,7 +181,7 @@ def main() -> None:
     if "recorded" in args.parts:
         table(chain(h100_windows(args.pairs), recorded_runs(args.file, args.pairs)))
     if "reference" in args.parts:
-        reference(args.fault, args.runs, args.steps)
+        reference(args.base or None, args.fault, args.runs, args.steps)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ def make_pair(path: Path) -> Path:
     store = path / "store"
     for run, options in RUNS.items():
         traces = path / run
-        size = ["--ranks", "2", "--parallel", "dp=2", "--layers", "2", "--steps", "10"]
+        size = ["--ranks", "2", "--parallel", "dp=2", "--layers", "2", "--steps", "16"]
         assert main(["simulate", "trace", *size, *options, "-o", str(traces)]) == 0
         assert main(["ingest", str(traces), "--store", str(store), "--cluster", "lab", "--run", run]) == 0
         answer = ["--format", "json", "-o", str(path / f"{run}.json")]
