@@ -43,6 +43,7 @@ BLOCKS = 3
 MIN_VALUES = 12
 """With fewer, whether slow values come in clusters cannot be seen, and no interval would be honest and of use."""
 CLIP_MADS, MIN_CLIP = 3 * 1.4826, 0.01
+CALM_MADS = 2 * 1.4826
 
 Floats = npt.NDArray[np.float64]
 Side = Floats | Sequence[Floats]
@@ -158,7 +159,10 @@ def correlation(*several: Floats) -> float:
     """Return how much a value says about the next one, over all series together, taken high rather than low."""
     together, power, number = 0.0, 0.0, 0
     for series in several:
-        centred = series - series.mean()
+        centred = series - np.median(series)
+        reach = CALM_MADS * float(np.median(np.abs(centred))) or math.inf
+        centred = np.clip(centred, -reach, reach)  # one outlier would hide how the rest hang together
+        centred -= centred.mean()
         together += float(centred[:-1] @ centred[1:])
         power += float(centred @ centred)
         number += len(series)
