@@ -360,15 +360,13 @@ def _gaps(rows: pa.Table, at: Moment, clocks: Rows) -> dict[str, Any]:
     end = start + rows["dur_ns"].to_numpy()
     inside = np.flatnonzero((end > 0) & (start < at.length_ns))
     rows = rows.take(inside)
-    causes = [CAUSES.index(cause) if cause in CAUSES else len(CAUSES) - 1 for cause in rows["cause"].to_pylist()]
-    texts = [
-        ": ".join(part for part in (culprit, where) if part) or "idle"
-        for culprit, where in zip(rows["culprit"].to_pylist(), rows["where"].to_pylist(), strict=True)
-    ]
-    names = list(dict.fromkeys(texts))
-    number = {text: i for i, text in enumerate(names)}
+    cause = pc.fill_null(pc.index_in(rows["cause"].cast(pa.utf8()), pa.array(CAUSES)), len(CAUSES) - 1)
+    said = [_names(pc.fill_null(rows[name].cast(pa.utf8()), "")) for name in ("culprit", "where")]
+    (culprits, culprit), (places, place) = said
+    pairs, name = np.unique(culprit * np.int64(max(len(places), 1)) + place, return_inverse=True)
+    parts = ((culprits[pair // len(places)], places[pair % len(places)]) for pair in pairs.tolist())
     return {
-        "cause": np.array(causes, np.int64), "start": start[inside], "end": end[inside], "names": names,
-        "idle": rows["idle_ns"].to_numpy(), "stretches": rows["stretches"].to_numpy(),
-        "name": np.array([number[text] for text in texts], np.int64),
+        "cause": cause.to_numpy().astype(np.int64), "start": start[inside], "end": end[inside],
+        "names": [": ".join(part for part in pair if part) or "idle" for pair in parts],
+        "idle": rows["idle_ns"].to_numpy(), "stretches": rows["stretches"].to_numpy(), "name": name,
     }  # fmt: skip
