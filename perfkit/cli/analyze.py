@@ -101,7 +101,9 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "html" and not (args.output or args.table):
         raise UsageError("--format html needs a file to write to", next_step="add `-o report.html`")
     if args.table and not (args.output and args.output.suffix in (".csv", ".parquet")):
-        raise UsageError("--table writes CSV or Parquet", next_step="add `-o FILE.csv` or `-o FILE.parquet`")
+        raise UsageError(
+            "--table needs a file to write to, CSV or Parquet", next_step="add `-o FILE.csv` or `-o FILE.parquet`"
+        )
 
     leave_out_what_takes_long()
     from perfkit.analysis.analyze import analyze

@@ -158,7 +158,6 @@ def ingest(
     report.shard = shard
     RunKey(report.cluster, report.run, attempt).check()
     lake = Store(report.store)
-    lake.keep_apart_from(listed)
     options = ReadOptions(keep_args=keep_args, scanner=scanner)
     with unpacking_folder() as spool:
         found = find_inputs(listed, limits=limits, spool=spool, identify=shard is None)

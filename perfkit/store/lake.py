@@ -353,7 +353,7 @@ class Store:
             self._exists = True
 
     def keep_apart_from(self, paths: Iterable[str | os.PathLike[str]]) -> None:
-        """Refuse to become a store in a folder of traces that is read into it."""
+        """Refuse to keep answers in the folder of their own traces, which would pass for a run without events."""
         if is_remote(self.uri) or self.exists:
             return
         place = Path(self.uri).resolve()

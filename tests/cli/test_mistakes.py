@@ -32,8 +32,7 @@ MISTAKES = {
     "ingest empty --store s": "an empty folder; give the folder",
     # a store for a trace, a trace for a store, and none
     "ingest runs --store s": "a perfkit store, not traces; `perfkit analyze RUN --store runs` reads it",
-    "ingest traces --store traces": "traces is what is read, so it cannot be the store; name another --store",
-    "analyze traces --store traces/": "name another --store",
+    "analyze traces --store traces/": "traces/ is what is read, so it cannot be the store; name another --store",
     "analyze llama-8b": "a run in a store needs --store DIR",
     "analyze llama-8b --store traces": "no store at traces; create one with `perfkit ingest TRACE --store traces`",
     "store ls nowhere": "no store at nowhere; create one with",
