@@ -86,7 +86,7 @@ def _cells(found: Context, row: dict[str, Any]) -> list[Any]:
         html.Span(fmt.clean(row["input_dims"], 34) if row["input_dims"] else fmt.UNKNOWN,
                   title=fmt.clean(row["input_dims"] or "not recorded", 300)),
         row["family"] or fmt.UNKNOWN, fmt.count(row["count"]), fmt.duration(row["total_ns"]), fmt.percent(row["share"]),
-        fmt.duration(row["waste_ns"]), speed, row["bound"] or fmt.UNKNOWN,
+        fmt.duration(row["waste_ns"]), speed, html.Span(row["bound"] or fmt.UNKNOWN, className="nowrap"),
     ]  # fmt: skip
 
 
