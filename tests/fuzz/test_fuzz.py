@@ -113,8 +113,8 @@ def test_the_fuzzer_would_notice_a_wrong_row(monkeypatch):
 
     true_piece = kineto_tables.make_piece
 
-    def wrong(result):
-        piece = true_piece(result)
+    def wrong(result, first):
+        piece = true_piece(result, first)
         events = piece.tables["events"]
         blunt = [None if ns is None else ns // 10 * 10 + 1 for ns in events["dur_ns"].to_pylist()]
         piece.tables["events"] = events.set_column(events.column_names.index("dur_ns"), "dur_ns", [blunt])
