@@ -152,7 +152,7 @@ def test_a_node_that_computes_longer_than_its_peers_is_slow(store):
 
 
 def test_a_run_that_is_not_there_is_an_error_that_says_which_are(store):
-    with pytest.raises(UsageError, match="no records of a run 'gpt' in .*; there are llama"):
+    with pytest.raises(UsageError, match=r"no records of a run 'gpt' in .*; there are llama"):
         ask(["gpt"], store=store.uri)
 
 
