@@ -34,6 +34,8 @@ FIRST = """<div id="pk-first" class="pk-first">
       </div>
     </div>"""
 """Where assets/timeline.js draws while the page is not there yet."""
+LATER = "text/later"
+"""Scripts that assets/timeline.js starts when the picture stands: the server has the cores until then."""
 _GRID_SCRIPT = re.compile(r'<script src="([^"]*/dash_ag_grid/[^"]*)"></script>')
 
 
@@ -81,6 +83,8 @@ class Frame(Dash):
             )
         if page == "timeline":
             parts["app_entry"] = FIRST + parts["app_entry"]
+            for name in ("scripts", "renderer"):
+                parts[name] = parts[name].replace("<script", f'<script type="{LATER}"')
         return str(super().interpolate_index(**parts))
 
 

@@ -1,6 +1,6 @@
 /* The timeline on a canvas: asks for a window of a step as columns (figures_timeline.picture) and draws it. It is loaded
-   in the head, before the frameworks, so that the server works while they start; if they take longer, the picture stands
-   in #pk-first (shell.Frame) until the page is there. A zoom is drawn from what is here at once, asked for in detail, and
+   in the head, before the frameworks: they start when the picture stands in #pk-first (shell.Frame), or after PATIENCE_MS
+   if the server needs longer, because on a small machine they would take the cores that the server works on. A zoom is drawn from what is here at once, asked for in detail, and
    only then told to the rest of the page through the URL. */
 (function () {
   "use strict";
@@ -36,7 +36,22 @@
     }
     return last.data;
   }
-  if (here()) load(address());
+  const PATIENCE_MS = 1200;
+  async function startFrameworks() {
+    const loading = [];
+    for (const later of document.querySelectorAll('script[type="text/later"]')) {
+      const script = make("script", { async: false, id: later.id, textContent: later.textContent });
+      if (later.src) loading.push(new Promise((done) => Object.assign(script, { onload: done, onerror: done, src: later.src })));
+      else await Promise.all(loading);
+      later.replaceWith(script);
+    }
+  }
+  if (here()) {
+    const patience = new Promise((done) => setTimeout(done, PATIENCE_MS));
+    const stands = new Promise((done) => document.addEventListener("DOMContentLoaded", done));
+    const drawn = load(address()).catch(() => {}).then(() => new Promise((done) => requestAnimationFrame(() => setTimeout(done))));
+    stands.then(() => Promise.race([drawn, patience])).then(startFrameworks);
+  }
 
   /* ---------------------------------------------------------------- the place it is drawn in */
   let host, parts, data, range, chosen = -1, drag = null, version;
