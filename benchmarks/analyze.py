@@ -4,8 +4,8 @@
 
 `tables`  attribution of 1.25 to 10 million events (half device work, half launches, 1,000 steps) on one core: from the
           Arrow table to the partition of every step, and to everything, in CPU time. The exponent of the growth is the
-          slope of a line through the logarithms: 1 is linear. The kernel's part is the memory that it hands out: arrays
-          of more than 32 MB (4 million numbers) are mapped anew each time, smaller ones are used again.
+          slope of a line through the logarithms: 1 is linear. The kernel's part is the memory that it hands out, most
+          of it to large arrays, and is shown apart.
 `traces`  `.json.gz` to the printed document on the largest real traces, against HTA's load alone. `loaded` is after the
           imports, on both sides, in wall and in CPU time; `process` is the wall time of a whole process, on both sides.
 `large`   time and peak memory of a process that analyzes a real trace repeated to 2 GB of JSON.
