@@ -9,7 +9,7 @@ term, kernels by op and shape, collectives by role and size. --fail-on trips onl
 examples:
   perfkit compare traces/before traces/after
   perfkit compare baseline candidate --store runs/ --fail-on 'step_time>+3%'
-  perfkit compare b1 n1 --base b2 --base b3 --new n2 --new n3 --store runs/
+  perfkit compare baseline candidate --base baseline-2 --new candidate-2 --store runs/
   perfkit compare base/ new/ --format markdown -o comment.md
   perfkit compare base/ new/ --format junit -o perf.xml --fail-on 'step_time>+3%'
 """

@@ -39,7 +39,7 @@ perfkit simulate trace --ranks 2 --steps 12 --layers 2 --seed 5 -o new
 mkdir pair; cp -r base pair/before; cp -r new pair/after
 tar czf dump.tar.gz base
 perfkit simulate fleet --clusters 1 --days 20 --runs 12 --seed 1 -o runs
-for k in traces:llama-8b base:baseline new:candidate; do
+for k in traces:llama-8b base:baseline new:candidate base:baseline-2 new:candidate-2; do
   perfkit ingest ${k%%:*} --store runs --run ${k##*:}
   perfkit analyze ${k##*:} --store runs --format json -o /dev/null
 done
