@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import parse_qs, quote, urlencode
@@ -184,8 +183,3 @@ def _is_day(text: str) -> bool:
 
 def _day_ns(text: str) -> int:
     return (datetime.date.fromisoformat(text) - datetime.date(1970, 1, 1)).days * DAY_NS
-
-
-def state_of(view: View) -> Mapping[str, Any]:
-    """Return the fields as a dict, for tests and logs."""
-    return {field.name: getattr(view, field.name) for field in fields(view)}

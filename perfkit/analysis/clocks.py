@@ -96,15 +96,6 @@ class Clocks:
                 at = self.hosts[at].parent
         return result
 
-    def u_between(self, low_clock: Ints, high_clock: Ints) -> Ints:
-        """Return the error between the clocks of an instance, given the first and the last of them; -1 unknown."""
-        u = np.array([-1 if host.u_ns is None else host.u_ns for host in self.hosts] + [-1], np.int64)
-        both = np.maximum(u[low_clock], u[high_clock])
-        unknown = (u[low_clock] < 0) | (u[high_clock] < 0)
-        apart = np.where(unknown, -1, both + self.spread_ns)
-        result: Ints = np.where(low_clock == high_clock, self.spread_ns, apart)
-        return result
-
 
 def align_clocks(calls: pa.Table, instance: Ints, hosts: Mapping[int, str | None]) -> Clocks:
     """Compare the clocks of all ranks in `hosts` by the ends of the matched calls."""

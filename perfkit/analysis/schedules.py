@@ -20,7 +20,6 @@ import numpy.typing as npt
 from perfkit.analysis.intervals import Ints
 
 Floats: TypeAlias = npt.NDArray[np.float64]
-SCHEDULES = ("1f1b", "interleaved", "gpipe")
 MAX_PASSES = 100_000
 """Passes of all stages above which a replay is left out."""
 MAX_CHUNKS = 8

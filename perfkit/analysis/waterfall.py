@@ -63,7 +63,6 @@ NOT_MEASURED = (
     ("bubble", "unsplit_comm"),
 )  # fmt: skip
 """(term, the one that holds its time): needs counters, or the clocks of all ranks. Not listed if it is measured."""
-OPTIONAL = ("recompute", "exposed_memcpy")
 UNMATCHED = "flops_unmatched"
 BEYOND = "flops_beyond_model"
 """FLOPs that the ops executed and the model does not count, as time at peak; negative the other way round."""

@@ -24,7 +24,6 @@ RECORD_CALLS = (
     "cudaEventRecord", "cudaEventRecord_ptsz", "cudaEventRecordWithFlags", "cudaEventRecordWithFlags_ptsz",
 )  # fmt: skip
 """Calls that record an event another stream may wait for."""
-WRITTEN_PHASES = ("X", "i")
 _WAITS = ("Stream Wait Event", "Event Sync")
 
 

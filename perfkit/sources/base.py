@@ -13,7 +13,7 @@ Only an input of which nothing can be used raises `InputError`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
@@ -163,7 +163,3 @@ class Input:
         from perfkit.sources.inputs import open_input
 
         return open_input(self)
-
-
-PeekFunction = Callable[[Input], "list[PartInfo]"]
-ReadFunction = Callable[[Input, ReadOptions], Reading]
