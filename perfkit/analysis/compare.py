@@ -8,6 +8,10 @@ its own run's peak, kernels and collectives in time per step and device, so that
 stand side by side; what differs in kind is said in `notes`. `causes` says where the time of the traced steps went or
 came from: findings that are new, and the terms, kernels and collectives that changed most. Kernels are matched by op,
 shapes, number format and phase, or by name where no op is known; collectives by role, op and size.
+
+One run a side says how the two runs differ; that the job changed, it says only as far as runs of the job repeat. What
+is assumed about that is in `run_spread`, up to where the verdict would hold in `holds_to`; if the steps of a run show
+that the machine is not steady enough to assume anything, there are no intervals and the verdict is unknown (`doubt`).
 """
 
 from __future__ import annotations
@@ -108,6 +112,12 @@ class Comparison:
     terms: tuple[Quantity, ...]
     kernels: tuple[Row, ...]
     collectives: tuple[Row, ...]
+    doubt: str = ""
+    """Why there is no interval: few (steps), or of one run a side: swing, stall (perfkit.analysis.evidence)."""
+    run_spread: float | None = None
+    """How far runs of the job are taken to lie apart (standard deviation); None with several runs or if in doubt."""
+    holds_to: float | None = None
+    """One run a side: up to which such spread the change would be one."""
     causes: tuple[str, ...] = ()
     """Sentences, the largest first; empty where nothing that was traced changed clearly."""
     notes: tuple[str, ...] = field(default_factory=tuple)
@@ -122,7 +132,9 @@ class Comparison:
             "schema_version": 1,
             "verdict": self.verdict,
             "level": self.level,
+            "doubt": self.doubt or None,
             "runs": {"base": self.runs[0], "new": self.runs[1]},
+            "run_spread": {"assumed": self.run_spread, "holds_to": self.holds_to},
             "steps": {"base": self.steps[0], "new": self.steps[1], "source": self.step_source},
             "quantities": [asdict(q) for q in self.quantities],
             "parts": [asdict(q) for q in self.parts],
@@ -138,10 +150,14 @@ def compare(
     new: Report | Side,
     *,
     level: float = LEVEL,
-    run_spread: float = RUN_SPREAD,
+    run_spread: float | None = None,
     steps: tuple[Sequence[pa.Table], Sequence[pa.Table]] | None = None,
 ) -> Comparison:
-    """Compare analyses of one or several runs a side; `steps` are the recorded steps of each run, if all have them."""
+    """Compare analyses of one or several runs a side.
+
+    `run_spread` is how far runs of the job lie apart, if known (as a share; one run a side only); `steps` are the
+    recorded steps of each run, if all have them.
+    """
     sides = [[one] if isinstance(one, Report) else list(one) for one in (base, new)]
     first, second = sides
     times, source = _step_times(sides, steps)
@@ -152,14 +168,16 @@ def compare(
         Quantity("step_time", "ns", old, now, speed.change, speed.low, speed.high, verdict),
         *_summary_quantities(first, second, speed),
     ]
-    parts = tuple(_parts(first, second, level))
-    terms = tuple(_terms(first, second, level))
+    alone = len(first) == len(second) == 1
+    spread = None if speed.doubt in ("swing", "stall") else RUN_SPREAD if run_spread is None else run_spread
+    parts = tuple(_parts(first, second, level, spread))
+    terms = tuple(_terms(first, second, level, spread))
     kernels = tuple(_match(_kernel_rows(first), _kernel_rows(second), _step_ns(first)))
     collectives = tuple(_match(_collective_rows(first), _collective_rows(second), _step_ns(first)))
     waits = [[recorded_data_wait(table) for table in side] for side in steps] if steps else [[], []]
     causes = [
         *_new_findings(first, second),
-        *_longer_data_wait(waits, level, _step_ns(first)),
+        *_longer_data_wait(waits, level, spread, _step_ns(first)),
         *_moved_most(first, second, speed.sign, terms, kernels, collectives),
     ]
     num_steps = [sum(map(len, side)) for side in times]
@@ -174,8 +192,11 @@ def compare(
         terms=terms,
         kernels=kernels,
         collectives=collectives,
+        doubt=speed.doubt,
+        run_spread=spread if alone else None,
+        holds_to=speed.holds_to,
         causes=tuple(causes),
-        notes=tuple(_notes(first, second, min(num_steps), run_spread)),
+        notes=(*_notes(first, second), *_what_runs_tell(speed, times, spread)),
     )
 
 
@@ -263,29 +284,31 @@ def _coverage_apart(base: Side, new: Side) -> bool:
     return old is not None and now is not None and abs(now - old) > COVERAGE_APART
 
 
-def _parts(base: Side, new: Side, level: float) -> Iterable[Quantity]:
+def _parts(base: Side, new: Side, level: float, spread: float | None) -> Iterable[Quantity]:
     """Yield where a traced step and device spends its time."""
     for name, column in PARTS.items():
         series = [[_traced_times(report, column) for report in side] for side in (base, new)]
         if all(len(one) for side in series for one in side):
-            yield _moved(name, "ns_per_step", series, level)
+            yield _moved(name, "ns_per_step", series, level, None if spread is None else spread * _step_ns(base))
 
 
-def _moved(name: str, unit: str, series: Sequence[Sequence[Floats]], level: float) -> Quantity:
-    """Return the change of a mean, in its own unit."""
-    found = difference(*series, level=level) if all(series) else NOTHING
+def _moved(name: str, unit: str, series: Sequence[Sequence[Floats]], level: float, spread: float | None) -> Quantity:
+    """Return the change of a mean, in its own unit; without a spread of runs, without an interval."""
+    found = difference(*series, level=level, run_spread=spread or 0.0) if all(series) else NOTHING
+    if spread is None:
+        found = Estimate(found.change, None, None)
     old, now = (float(np.mean([one.mean() for one in side])) if side else None for side in series)
     verdict = "unknown" if found.low is None else {1: "more", -1: "less", 0: "no evidence"}[found.sign]
     return Quantity(name, unit, old, now, found.change, found.low, found.high, verdict)
 
 
-def _terms(base: Side, new: Side, level: float) -> Iterable[Quantity]:
+def _terms(base: Side, new: Side, level: float, spread: float | None) -> Iterable[Quantity]:
     """Yield the change of every term of ladder A in points, step by step."""
     several = [[_term_series(report) for report in side] for side in (base, new)]
     for term in dict.fromkeys(term for side in several for one in side for term in one):
         series = [[one[term] for one in side if term in one] for side in several]
         if any(one.any() for side in series for one in side):
-            yield _moved(term, "points", series, level)
+            yield _moved(term, "points", series, level, None if spread is None else 100 * spread)
 
 
 def _term_series(report: Report) -> dict[str, Floats]:
@@ -403,11 +426,13 @@ def _subject(finding: Mapping[str, Any]) -> tuple[str, Any]:
     return finding["id"], (finding.get("evidence") or {}).get("rank")
 
 
-def _longer_data_wait(waits: Sequence[Sequence[Floats]], level: float, step_ns: float) -> Iterable[str]:
+def _longer_data_wait(
+    waits: Sequence[Sequence[Floats]], level: float, spread: float | None, step_ns: float
+) -> Iterable[str]:
     """Yield how much longer recorded steps wait for data: there are more of them than of traced ones."""
-    found = (
-        difference(*waits, level=level) if all(len(one) for side in waits for one in side) and all(waits) else NOTHING
-    )
+    if spread is None or not all(waits) or not all(len(one) for side in waits for one in side):
+        return
+    found = difference(*waits, level=level, run_spread=spread * step_ns)
     if found.change is not None and found.sign and abs(found.change) >= MIN_CAUSE * step_ns:
         yield f"waiting for data: {signed_duration(found.change)} a recorded step"
 
@@ -421,11 +446,12 @@ def _moved_most(
     moved that way.
     """
     old_ns, now_ns = _step_ns(base), _step_ns(new)
+    apart = ("matmul_below_peak",) if _coverage_apart(base, new) else ()
     least = MIN_CAUSE * max(old_ns, now_ns)
     moved = [
         (q.new * now_ns / 100 - q.base * old_ns / 100, q)
         for q in terms
-        if q.base is not None and q.new is not None and q.name not in WORK
+        if q.base is not None and q.new is not None and q.name not in (*WORK, *apart)
     ]
     for change, quantity in sorted(moved, key=lambda one: -abs(one[0]))[:3]:
         if abs(change) >= least and (quantity.verdict != "no evidence" or change * sign > 0):
@@ -439,7 +465,7 @@ def _moved_most(
                 )
 
 
-def _notes(base: Side, new: Side, short: int, run_spread: float) -> Iterable[str]:
+def _notes(base: Side, new: Side) -> Iterable[str]:
     first, second = base[0], new[0]
     for label, section, name in (("device", "hardware", "device"), ("world size", "scope", "world_size")):
         old, now = _value(first, section, name), _value(second, section, name)
@@ -454,10 +480,30 @@ def _notes(base: Side, new: Side, short: int, run_spread: float) -> Iterable[str
         yield f"FLOPs are known of {known} of the matmul time: HFU and matmul below peak cannot be compared"
     if any(report.document["synthetic"] for report in (*base, *new)):
         yield "at least one of the runs is synthetic"
-    if short < MIN_VALUES:
+
+
+def _what_runs_tell(speed: Estimate, times: Sequence[Sequence[Floats]], spread: float | None) -> Iterable[str]:
+    """Yield what so few steps, or one run a side, can and cannot tell."""
+    if speed.change is None:
+        return
+    if speed.doubt == "few":
+        short = min(sum(map(len, side)) for side in times)
         yield f"only {short} steps on one side: {MIN_VALUES} are needed to tell a change from noise, 100 are good"
-    elif len(base) == len(new) == 1:
-        yield (
-            f"one run a side: runs of the same job are assumed to differ by {run_spread:.1%} (standard deviation); "
-            "on a machine that is shared or warms up, give several runs a side"
+        return
+    if max(map(len, times)) > 1:
+        return
+    more = "give several runs of each side, recorded in turn (--base, --new)"
+    if speed.doubt:
+        seen = "steps swing together" if speed.doubt == "swing" else "the job stands still for longer than it steps"
+        known = (
+            f", or say how far runs of this job lie apart (--run-spread): up to {speed.holds_to:.1%} this is a change"
+            if speed.holds_to
+            else ""
         )
+        yield f"one run a side, and {seen} inside a run: what differs between two runs cannot be told; {more}{known}"
+        return
+    holds = f" (up to {speed.holds_to:.1%} the verdict would stand)" if speed.holds_to else ""
+    yield (
+        f"one run a side: the two runs are compared, and runs of the same job are assumed to differ by {spread:.1%} "
+        f"(standard deviation){holds}; on a machine that is shared or warms up, {more}"
+    )

@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="another run of the base side; may be repeated")  # fmt: skip
     parser.add_argument("--new", dest="more_new", action="append", default=[], metavar="RUN",
                         help="another run of the new side; may be repeated")  # fmt: skip
-    parser.add_argument("--run-spread", type=float, default=0.005, metavar="SHARE",
-                        help="how far runs of the same job lie apart (standard deviation): assumed where there is one "
-                        "of each (default: 0.005)")  # fmt: skip
+    parser.add_argument("--run-spread", type=float, metavar="SHARE",
+                        help="how far runs of the same job lie apart (standard deviation), where there is one of each "
+                        "(default: 0.005 is assumed, nothing if the steps swing or stall)")  # fmt: skip
     parser.add_argument("--store", metavar="DIR", help="store in which BASE and NEW are runs")
     parser.add_argument("--model", help="as for `perfkit analyze`: gives MFU")
     parser.add_argument("--tokens-per-step", type=float, help="tokens of a step of the whole job")
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0 < args.level < 1:
         raise UsageError(f"--level {args.level}", next_step="use a chance such as 0.05")
-    if args.run_spread < 0:
+    if args.run_spread is not None and args.run_spread < 0:
         raise UsageError(f"--run-spread {args.run_spread}", next_step="use a share such as 0.005")
     base = [_load(name, args) for name in (args.base, *args.more_base)]
     new = [_load(name, args) for name in (args.new, *args.more_new)]

@@ -85,10 +85,15 @@ def headline(comparison: Comparison) -> str:
     runs = f" of {comparison.runs[0]} and {comparison.runs[1]} runs" if max(comparison.runs) > 1 else ""
     steps = f"{base} and {new} {comparison.step_source} steps{runs}"
     about = f"{steps}, {1 - comparison.level:.0%} confidence"
+    if comparison.run_spread is not None:
+        about += f" if runs differ by {comparison.run_spread:.1%}"
     if speed.change is None:
         return f"no verdict: no step times on both sides ({about})"
     if speed.low is None:
-        return f"no verdict: step time {change_text(speed)}, but {steps} are too few to tell that from noise"
+        if comparison.doubt == "few":
+            return f"no verdict: step time {change_text(speed)}, but {steps} are too few to tell that from noise"
+        seen = "steps swing" if comparison.doubt == "swing" else "the job stalls"
+        return f"no verdict: step time {change_text(speed)}, but {seen} and one run a side cannot tell that from noise"
     if comparison.verdict == "no evidence":
         return f"no evidence of a change in step time: {change_text(speed)} ({about})"
     return f"{comparison.verdict}: step time {change_text(speed)} ({about})"

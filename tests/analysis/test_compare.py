@@ -78,6 +78,30 @@ def test_one_run_a_side_says_what_is_assumed(reports):
     assert not any("assumed to differ" in note for note in several.notes)
 
 
+def test_one_run_a_side_has_no_verdict_where_steps_swing(reports):
+    """On a machine that others use as well, one run of each knows nothing of the next."""
+    swinging = [1 + 0.3 * (np.arange(200) // 20 % 2)] * 2
+
+    def recorded(scale, times):
+        ends = np.cumsum(1e8 * scale * times).astype(np.int64)
+        return table_from_rows(
+            STEPS, [{"rank": 0, "step": i, "start_ns": 0, "end_ns": int(e)} for i, e in enumerate(ends)]
+        )
+
+    base, new = (recorded(scale, times) for scale, times in zip((1, 1.5), swinging, strict=True))
+    found = compare(reports["base"], reports["again"], steps=([base], [new]))
+    assert (found.verdict, found.doubt) == ("unknown", "swing")
+    assert (
+        headline(found)
+        == "no verdict: step time +50.0%, but steps swing and one run a side cannot tell that from noise"
+    )
+    assert any("give several runs of each side" in note for note in found.notes)
+    assert all(quantity.low is None for quantity in (*found.quantities, *found.parts, *found.terms))
+    with pytest.raises(GateUnknown):
+        check_change(found, "step_time>+3%")
+    assert compare(reports["base"], reports["again"], steps=([base], [new]), run_spread=0.01).verdict == "slower"
+
+
 def test_parts_of_a_step_sum_to_it(reports):
     found = compare(reports["base"], reports["slow"])
     steps = reports["slow"].tables["steps"]["window_ns"].to_numpy()
@@ -161,5 +185,6 @@ def test_the_trace_diff_pair_says_what_differs(traces):
     assert [note.split(":")[0] for note in found.notes[:2]] == ["device differs", "world size differs"]
     assert any("HFU and matmul below peak cannot be compared" in note for note in found.notes)
     assert {q.name: q.change for q in found.quantities}["hfu"] is None
+    assert not any("below peak" in cause for cause in found.causes)
     added = {row.name for row in found.kernels if row.status == "added"}
     assert {"CompiledFunction", "CompiledFunctionBackward"} <= added  # `test` is compiled, `control` is not

@@ -57,6 +57,48 @@ def test_runs_that_lie_apart_are_told_apart_by_one_of_each_and_not_by_five():
     assert sum(ratio(side(2 * s, 5), side(2 * s + 1, 5)).sign != 0 for s in range(200)) <= 18
 
 
+def test_one_run_of_each_tells_nothing_where_steps_swing():
+    """A machine that swings inside a run may do so between runs; several of them show it."""
+    found = ratio(steps(1, rho=0.7, spread=0.15), steps(2, rho=0.7, spread=0.15, slower=2))
+    assert (found.low, found.sign, found.doubt) == (None, 0, "swing")
+    assert found.change == pytest.approx(1, abs=0.3)
+    assert 0.05 < found.holds_to < 0.35
+    given = ratio(steps(1, rho=0.7, spread=0.15), steps(2, rho=0.7, spread=0.15, slower=2), run_spread=0.05)
+    assert (given.sign, given.doubt) == (1, "")
+    several = [
+        [steps(s, rho=0.7, spread=0.15, slower=slower) for s in seeds]
+        for seeds, slower in ((range(3), 1), (range(3, 6), 2))
+    ]
+    assert (ratio(*several).sign, ratio(*several).doubt) == (1, "")
+
+
+def test_steps_that_alternate_do_not_swing():
+    """An optimizer that runs every other step is no unsteady machine."""
+    alternating = np.tile([100.0, 140.0], 50)
+    assert ratio(alternating, 1.1 * alternating).sign == 1
+
+
+def test_steps_that_scatter_one_by_one_do_not_swing():
+    doubts = [ratio(steps(2 * s, rho=0, spread=0.15), steps(2 * s + 1, rho=0, spread=0.15)).doubt for s in range(100)]
+    assert doubts.count("") >= 95
+
+
+def test_a_run_that_stands_still_for_longer_than_it_steps_is_doubted_and_one_with_a_compilation_is_not():
+    starved, compiled = steps(1), steps(2)
+    starved[::8] *= 20
+    compiled[0] *= 1000
+    assert ratio(starved, steps(3)).doubt == "stall"
+    assert ratio(compiled, steps(3)).doubt == ""
+
+
+def test_a_verdict_holds_up_to_the_spread_that_is_said():
+    found = ratio(steps(1), steps(2, slower=1.06))
+    assert RUN_SPREAD < found.holds_to < 0.06
+    assert ratio(steps(1), steps(2, slower=1.06), run_spread=0.99 * found.holds_to).sign == 1
+    assert ratio(steps(1), steps(2, slower=1.06), run_spread=1.01 * found.holds_to).sign == 0
+    assert ratio(steps(1), steps(2)).holds_to is None
+
+
 def test_one_run_against_several_spreads_like_them():
     several = [steps(i) * scale for i, scale in enumerate((0.9, 1.0, 1.1))]
     assert ratio(several, steps(9, slower=1.1)).sign == 0

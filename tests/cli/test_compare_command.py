@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from perfkit.analysis.evidence import RUN_SPREAD
-from perfkit.cli.main import build_parser, main
+from perfkit.cli.main import main
 
 
 @pytest.fixture(scope="module")
@@ -57,5 +57,12 @@ def test_what_makes_no_sense_is_refused(store, words, capsys):
     assert asked(capsys, "a", "b", "--store", store, *words)[0] == 2
 
 
-def test_the_spread_of_runs_is_the_one_of_the_analysis():
-    assert build_parser(["compare"]).parse_args(["compare", "a", "b"]).run_spread == RUN_SPREAD
+def test_what_is_assumed_of_one_run_a_side_is_in_every_format(store, capsys):
+    said = f"if runs differ by {RUN_SPREAD:.1%}"
+    for kind in ("text", "markdown", "junit"):
+        assert said in asked(capsys, "a", "slow", "--store", store, "--format", kind)[1]
+    told = json.loads(asked(capsys, "a", "slow", "--store", store, "--format", "json")[1])
+    assert told["run_spread"]["assumed"] == RUN_SPREAD
+    assert RUN_SPREAD < told["run_spread"]["holds_to"] < told["quantities"][0]["change"]
+    told = json.loads(asked(capsys, "a", "slow", "--store", store, "--run-spread", "0.02", "--format", "json")[1])
+    assert told["run_spread"]["assumed"] == 0.02

@@ -16,9 +16,13 @@ from tests.docs.pages import blocks_of, pages
 OTHERS = {
     *("--nproc-per-node", "--query-gpu", "--parsable2", "--allusers", "--duplicates", "--starttime", "--log-interval"),
     *("--train", "--transform", "--checkpoint", "--model", "--parallel"),  # of the reference loop
-    *("--memory", "--part", "--pause", "--minutes", "--step-seconds", "--spans", "--keep-days"),  # of benchmarks
 }
 """Options of other programs."""
+BENCHMARKS = {
+    option
+    for script in (ROOT / "benchmarks").glob("*.py")
+    for option in re.findall(r'add_argument\("(--[\w-]+)"', script.read_text("utf-8"))
+}
 NAMES = {str(page.relative_to(ROOT)): page for page in pages()}
 
 
@@ -45,7 +49,7 @@ def test_the_answer_that_the_readme_shows_is_the_answer(capsys, monkeypatch):
 
 
 def test_every_option_that_a_page_names_exists():
-    known = set(build_parser().options()) | OTHERS
+    known = set(build_parser().options()) | OTHERS | BENCHMARKS
     for name, page in NAMES.items():
         for option in re.findall(r"(?<![\w-])--[a-z][\w-]+", page.read_text("utf-8")):
             assert option in known, f"{name}: no command has {option}"
