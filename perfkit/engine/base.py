@@ -5,6 +5,9 @@
 The function and the items must be picklable, and the function must live in an importable module. Inside
 the function, `report_progress(n)` adds to the progress of its item, wherever it runs. An item never
 takes others down: an exception, or the death of the process that worked on it, is that item's `error`.
+
+A function may return `Later(finish)` instead of its value, if what is left to do mostly waits (for a disk, for a
+network): the local engine then lets its process begin with the next item. The item is done when `finish` is.
 """
 
 from __future__ import annotations
@@ -40,6 +43,18 @@ class Outcome(Generic[Item, Value]):
         return self.value  # type: ignore[return-value]  # None is a value if the function returns it
 
 
+@dataclass(frozen=True, slots=True)
+class Later(Generic[Value]):
+    """A value that is there when `finish` returns it; `finish` reports no progress, and may run in a thread."""
+
+    finish: Callable[[], Value]
+
+
+def finished(value: Value | Later[Value]) -> Value:
+    """Return the value, now."""
+    return value.finish() if isinstance(value, Later) else value
+
+
 class WorkerDied(PerfkitError):
     """The process that worked on an item was killed or crashed, each time it was tried."""
 
@@ -53,7 +68,7 @@ class Engine(Protocol):
 
     def map(
         self,
-        function: Callable[[Item], Value],
+        function: Callable[[Item], Value | Later[Value]],
         items: Iterable[Item],
         *,
         cost: Callable[[Item], float] | None = None,

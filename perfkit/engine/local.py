@@ -3,11 +3,11 @@
     for outcome in LocalEngine(workers=8).map(ingest_one, inputs, cost=size):
         ...
 
-The most expensive items start first. A worker holds one item at a time, so at most `workers` items are
-under way and a slow consumer stops the work. With one item or one worker everything runs in this process,
-which costs nothing to start.
+The most expensive items start first. A worker works on one item at a time and may be finishing the one before
+(`Later`), so at most twice `workers` items are under way and a slow consumer stops the work. With one item or one
+worker everything runs in this process, which costs nothing to start.
 
-If a worker dies (killed, out of memory, segmentation fault), its item is tried again at the end, alone,
+If a worker dies (killed, out of memory, segmentation fault), what it had is tried again at the end, alone,
 with the machine to itself; only then is it reported as `WorkerDied`. The other items are not touched:
 that is what concurrent.futures cannot do, whose pool breaks as a whole.
 """
@@ -22,13 +22,13 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfkit.engine import base
-from perfkit.engine.base import Item, Outcome, Value, WorkerDied
+from perfkit.engine.base import Item, Later, Outcome, Value, WorkerDied
 from perfkit.errors import UsageError
 
 if TYPE_CHECKING:  # what only workers need is imported with the first of them
@@ -59,10 +59,24 @@ class LocalEngine:
         self.workers = workers or available_cpus()
         self.max_attempts = max_attempts
         self.max_memory_bytes = max_memory_bytes
+        self._early: tuple[bytes, list[_Worker]] = b"", []
+
+    @contextmanager
+    def hired(self, function: Callable[[Item], Value | Later[Value]], count: int) -> Iterator[None]:
+        """Let the processes of a `map` of this function over about `count` items start while the items are found."""
+        size, early = min(self.workers, count), list[_Worker]()
+        try:
+            if size > 1 and sys.executable:
+                self._early = pickle_function(function), early
+                early += (_Worker.start(self._early[0], threads_of(size)) for _ in range(size))
+            yield
+        finally:
+            self._early = b"", []
+            _dismiss(early)  # those that no `map` has taken
 
     def map(
         self,
-        function: Callable[[Item], Value],
+        function: Callable[[Item], Value | Later[Value]],
         items: Iterable[Item],
         *,
         cost: Callable[[Item], float] | None = None,
@@ -98,6 +112,11 @@ def available_cpus() -> int:
     return cpus
 
 
+def threads_of(workers: int) -> int:
+    """Return how many threads each of so many processes may use."""
+    return max(1, available_cpus() // workers)
+
+
 @dataclass(slots=True)
 class _Task:
     index: int
@@ -123,7 +142,7 @@ def _map_here(
     for task in tasks:
         base.listen(lambda increment, item=task.item: report(item, increment))  # type: ignore[misc]  # a default binds
         try:
-            outcome = Outcome(task.index, task.item, value=function(task.item))
+            outcome = Outcome(task.index, task.item, value=base.finished(function(task.item)))
         except Exception as error:
             outcome = Outcome(task.index, task.item, error=error, traceback=traceback.format_exc())
         finally:
@@ -139,6 +158,8 @@ class _Worker:
     connection: Connection
     lifeline: int
     task: _Task | None = None
+    finishing: _Task | None = None
+    """The task before, if its last part is still under way."""
     ready: bool = False
     over_memory: bool = False
     given: int = 0
@@ -178,6 +199,11 @@ class _Worker:
         with suppress(OSError):  # it may have died already; reading will tell
             started.connection.send_bytes(function)
         return started
+
+    @property
+    def busy(self) -> bool:
+        """Say whether it holds anything."""
+        return self.task is not None or self.finishing is not None
 
     def end(self) -> None:
         """Ask it to end; see `reap`."""
@@ -226,12 +252,15 @@ class _Crew:
     def run(self, tasks: list[_Task]) -> Iterator[Outcome[Any, Any]]:
         self.pickled = pickle_function(self.function)
         self.waiting.extend(tasks)
+        function, early = self.engine._early
+        if function == self.pickled:
+            self.workers, early[:] = early[: self.size], early[self.size :]
         try:
             while True:
                 self._hire()
                 while self.finished:
                     yield self.finished.popleft()
-                if not (self.waiting or self.suspects or any(w.task for w in self.workers)):
+                if not (self.waiting or self.suspects or any(w.busy for w in self.workers)):
                     return
                 self._listen()
         finally:
@@ -241,18 +270,17 @@ class _Crew:
 
     def _hire(self) -> None:
         """Keep as many workers as there is work for, and give each idle one its next task."""
-        busy = sum(worker.task is not None for worker in self.workers)
+        busy = sum(worker.busy for worker in self.workers)
         if self.waiting:
-            wanted = min(self.size, busy + len(self.waiting))
+            wanted = min(self.size, sum(w.task is not None for w in self.workers) + len(self.waiting))
         else:
             wanted = busy if busy or not self.suspects else 1  # a suspect waits until it is alone
             if not busy:
-                self._dismiss([w for w in self.workers if w.task is None][wanted:])
-        threads = max(1, available_cpus() // self.size)
+                self._dismiss(self.workers[wanted:])
         while len(self.workers) < wanted:
-            self.workers.append(_Worker.start(self.pickled, threads))
+            self.workers.append(_Worker.start(self.pickled, threads_of(self.size)))
         for each in [w for w in self.workers if w.task is None and w.ready]:
-            queue = self.waiting or (self.suspects if not any(w.task for w in self.workers) else None)
+            queue = self.waiting or (self.suspects if not any(w.busy for w in self.workers) else None)
             if queue:
                 self._give(each, queue.popleft())
 
@@ -296,15 +324,26 @@ class _Crew:
                 f"a worker cannot load {self.function!r}: {message[1]}",
                 next_step="define the function in a module that can be imported",
             )
+        if kind == "finished":
+            assert each.finishing is not None
+            task, each.finishing = each.finishing, None
+            self._conclude(task, pickle.loads(message[1]))
+            return
         assert task is not None, kind
         if kind == "progress":
             task.progress += message[1]
             self.report(task.item, message[1])
             return
         each.task = None
-        if kind == "no memory":
+        if kind == "finishing":
+            each.finishing = task
+        else:
+            self._conclude(task, message)
+
+    def _conclude(self, task: _Task, message: tuple[Any, ...]) -> None:
+        if message[0] == "no memory":
             self._try_again(task, MemoryError("out of memory"))
-        elif kind == "value":
+        elif message[0] == "value":
             self._finish(task, value=message[1])
         else:
             self._finish(task, error=message[1], traceback=message[2])
@@ -312,15 +351,15 @@ class _Crew:
     def _bury(self, dead: _Worker) -> None:
         code = dead.reap(_GRACE_SECONDS)
         self.workers.remove(dead)
-        if dead.task is None:
-            if not dead.ready:
-                raise WorkerDied(f"a worker process ended while starting ({_cause(code)})")
-            return
+        if not dead.ready:
+            raise WorkerDied(f"a worker process ended while starting ({_cause(code)})")
         cause = "it needed more memory than allowed" if dead.over_memory else _cause(code)
-        self._try_again(
-            dead.task,
-            WorkerDied(f"the process that worked on it died: {cause}", next_step="see whether the machine has memory"),
+        error = WorkerDied(
+            f"the process that worked on it died: {cause}", next_step="see whether the machine has memory"
         )
+        for task in (dead.finishing, dead.task):
+            if task is not None:
+                self._try_again(task, error)
 
     def _try_again(self, task: _Task, error: BaseException) -> None:
         if task.progress:
@@ -334,7 +373,7 @@ class _Crew:
         self.finished.append(Outcome(task.index, task.item, attempts=max(1, task.attempts), **what))
 
     def _watch_memory(self) -> None:
-        busy = [each for each in self.workers if each.task is not None]
+        busy = [each for each in self.workers if each.busy]
         limit = self.engine.max_memory_bytes or 0
         if busy and sum(each.resident_bytes() for each in busy) > limit:
             youngest = max(busy, key=lambda each: each.given)
@@ -342,11 +381,16 @@ class _Crew:
             youngest.process.kill()
 
     def _dismiss(self, some: list[_Worker]) -> None:
-        for each in some:
-            each.end() if each.task else each.connection.close()
-        for each in list(some):
-            each.reap(_GRACE_SECONDS)
-            self.workers.remove(each)
+        _dismiss(some)
+        self.workers = [each for each in self.workers if each not in some]
+
+
+def _dismiss(workers: Iterable[_Worker]) -> None:
+    listed = list(workers)
+    for each in listed:
+        each.end() if each.busy or not each.ready else each.connection.close()
+    for each in listed:
+        each.reap(_GRACE_SECONDS)
 
 
 def pickle_function(function: Callable[[Any], Any]) -> bytes:

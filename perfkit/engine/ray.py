@@ -24,7 +24,7 @@ from typing import Any
 
 import perfkit
 from perfkit.engine import base
-from perfkit.engine.base import Item, Outcome, Value, WorkerDied
+from perfkit.engine.base import Item, Later, Outcome, Value, WorkerDied
 from perfkit.engine.local import in_order, pickle_function
 from perfkit.engine.worker import portable
 from perfkit.errors import PerfkitError, UsageError
@@ -56,7 +56,7 @@ class RayEngine:
 
     def map(
         self,
-        function: Callable[[Item], Value],
+        function: Callable[[Item], Value | Later[Value]],
         items: Iterable[Item],
         *,
         cost: Callable[[Item], float] | None = None,
@@ -141,7 +141,7 @@ def _call(setting: tuple[bytes, str, list[str], str], data: bytes) -> bytes:
         os.chdir(folder)
     base.listen(count)
     try:
-        value = work(pickle.loads(data))
+        value = base.finished(work(pickle.loads(data)))
         return pickle.dumps(("value", value, "", done))
     except MemoryError:
         raise

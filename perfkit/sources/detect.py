@@ -64,6 +64,8 @@ LOG_SEARCH_BYTES = 32 << 20
 LOG_LINE_BYTES = 4096
 REMOTE_AT_ONCE = 16
 """Requests under way while remote files are looked at: latency, not work."""
+IDENTIFIED_AT_ONCE = 8
+"""Files that are read for their fingerprints side by side."""
 REMOTE_HEADS = 256
 """Remote files whose heads are held at once."""
 MAX_REFUSALS = 50
@@ -102,13 +104,15 @@ def find_inputs(
 
     Without `identify` traces are not read for their fingerprints: see `identified`.
     """
-    search = _Search(limits or Limits(), spool, identify)
+    search = _Search(limits or Limits(), spool)
     for path in paths:
         if is_remote(path):
             search.remote(os.fspath(path))
         else:
             search.path(Path(path))
     found = search.found
+    if identify:
+        found.inputs = identified(found.inputs, found.rejected, limits)
     found.inputs.sort(key=lambda input: input.path)
     found.rejected.sort(key=lambda error: (error.path, error.message))
     found.ignored.sort()
@@ -159,10 +163,9 @@ class _Candidate:
 class _Search:
     """One search: what was found so far, and what it has cost."""
 
-    def __init__(self, limits: Limits, spool: Path | None, identify: bool) -> None:
+    def __init__(self, limits: Limits, spool: Path | None) -> None:
         self.limits = limits
         self.spool = spool
-        self.identify = identify
         self.found = Found()
         self._seen: dict[Path, str] = {}
         self._taken: set[Path] = set()  # files of exports that are inputs as a whole
@@ -501,13 +504,18 @@ class _Search:
         return None
 
     def _add(self, candidate: _Candidate, verdict: Verdict) -> None:
+        """Record an input; one that was copied is identified now, by the bytes that the copy was made of."""
+        identity = ""
+        if candidate.spooled:
+            with candidate.open() as stream:
+                identity = fingerprint(stream)
         self.found.inputs.append(
             Input(
                 path=candidate.path,
                 kind=verdict.kind,
                 file=candidate.file,
                 size_bytes=candidate.size_bytes,
-                fingerprint=_identity(candidate) if self.identify else "",
+                fingerprint=identity,
                 compression=verdict.compression,
                 member=candidate.member,
             )
@@ -668,14 +676,25 @@ class _Search:
 _SAME_FILE = "the same file as"
 
 
-def identified(input: Input, limits: Limits | None = None) -> Input:
-    """Return the input with its fingerprint, if it was found without one."""
-    if input.fingerprint:
-        return input
-    candidate = _Candidate(
-        input.path, input.file, input.size_bytes, False, input.member, open=lambda: open_stored(input, limits=limits)
-    )
-    return replace(input, fingerprint=_identity(candidate))
+def identified(inputs: Iterable[Input], rejected: list[InputError], limits: Limits | None = None) -> list[Input]:
+    """Return the inputs with their fingerprints; what cannot be read is appended to `rejected`."""
+
+    def attempt(input: Input) -> Input | InputError:
+        try:
+            return input if input.fingerprint else replace(input, fingerprint=_identity(input, limits))
+        except InputError as error:
+            return error
+        except OSError as error:
+            return os_error(error, input.path)
+
+    listed = list(inputs)
+    if len(listed) > 1:  # reading and checksums let go of the interpreter
+        with ThreadPoolExecutor(min(IDENTIFIED_AT_ONCE, len(listed))) as pool:
+            found = list(pool.map(attempt, listed))
+    else:
+        found = [attempt(input) for input in listed]
+    rejected += [one for one in found if isinstance(one, InputError)]
+    return [one for one in found if isinstance(one, Input)]
 
 
 def _local(candidate: _Candidate) -> Path:
@@ -684,13 +703,13 @@ def _local(candidate: _Candidate) -> Path:
     return candidate.file
 
 
-def _identity(candidate: _Candidate) -> str:
+def _identity(input: Input, limits: Limits | None) -> str:
     """Identify the stored bytes; a remote file by its address, size and time, so that it is not read for that."""
-    file = candidate.file
-    if candidate.member is None and isinstance(file, RemoteFile) and file.mtime_ns is not None:
+    file = input.file
+    if input.member is None and isinstance(file, RemoteFile) and file.mtime_ns is not None:
         text = f"{file.shown}\0{file.size_bytes}\0{file.mtime_ns}"
         return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-    with candidate.open() as stream:
+    with open_stored(input, limits=limits) as stream:
         return fingerprint(stream)
 
 

@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -159,14 +160,19 @@ def ingest(
     RunKey(report.cluster, report.run, attempt).check()
     lake = Store(report.store)
     options = ReadOptions(keep_args=keep_args, scanner=scanner)
-    with unpacking_folder() as spool:
-        found = find_inputs(listed, limits=limits, spool=spool, identify=shard is None)
+    with unpacking_folder() as spool, ExitStack() as hired:
+        found = find_inputs(listed, limits=limits, spool=spool, identify=False)
         report.rejected, report.ignored = list(found.rejected), found.ignored
         named: dict[str, list[PartInfo]] = {}
         if shard is not None:
-            named = _take_share(found, shard, report, limits)
+            named = _take_share(found, shard, report)
         _ingest_spools(found.spools, report, run)
         committed = lake.committed(report.cluster, report.run, attempt)
+        cpus = 1 if engine is not None else workers or available_cpus()
+        early = LocalEngine(cpus)
+        if not committed and not (workers is None and _is_small(found.inputs)):
+            hired.enter_context(early.hired(ingest_group, len(found.inputs)))
+        found.inputs = identified(found.inputs, report.rejected, limits)
         fresh, again = _skip_known(found.inputs, committed, options, report)
         if run is None and fresh:
             report.joined = _elsewhere(committed, listed)
@@ -175,9 +181,8 @@ def ingest(
         groups = plan_parts(peeked, committed)
         if groups or again:
             lake.create()  # a store that cannot be written is one error, not one per file
-        cpus = 1 if engine is not None else workers or available_cpus()
-        small = workers is None and sum(map(_expected_bytes, fresh)) < WORKERS_PAY_BYTES
-        runner = engine or LocalEngine(1 if small else cpus)
+        small = workers is None and _is_small(fresh)
+        runner = engine or (LocalEngine(1) if small else early)
         options = replace(options, threads=min(cpus, 4) if small else max(1, cpus // max(1, len(groups))))
         progress = _Progress([*fresh, *(item.input for item in again)], on_progress)
         works = [_work(report, group, committed, options) for group in groups]
@@ -239,7 +244,7 @@ def _ingest_spools(folders: Sequence[Path], report: IngestReport, run: str | Non
         )  # fmt: skip
 
 
-def _take_share(found: Found, shard: Shard, report: IngestReport, limits: Limits | None) -> dict[str, list[PartInfo]]:
+def _take_share(found: Found, shard: Shard, report: IngestReport) -> dict[str, list[PartInfo]]:
     """Keep of what was found the share of one shard, and return which ranks its files have.
 
     All shards divide the same list, so files of one rank stay together and files without a rank get the number that
@@ -253,7 +258,7 @@ def _take_share(found: Found, shard: Shard, report: IngestReport, limits: Limits
         report.rejected += rejected
     found.spools = [folder for number, folder in enumerate(found.spools) if number % shard.count == shard.index]
     own = [item for group in shard.take(groups, _group_bytes) for item in group]
-    found.inputs = sorted((identified(item.input, limits) for item in own), key=lambda input: input.path)
+    found.inputs = sorted((item.input for item in own), key=lambda input: input.path)
     return {
         item.input.path: [PartInfo(rank=part.rank, rank_source=part.rank_source) for part in item.parts] for item in own
     }
@@ -400,6 +405,11 @@ def _record(result: InputResult, report: IngestReport) -> None:
             "free some space and run the same command again" if isinstance(error, StoreError) else None
         )
         report.rejected.append(InputError(error.message, path=result.input.path, next_step=step))
+
+
+def _is_small(inputs: Iterable[Input]) -> bool:
+    """Say whether reading takes less than starting processes for it."""
+    return sum(map(_expected_bytes, inputs)) < WORKERS_PAY_BYTES
 
 
 def _expected_bytes(input: Input) -> int:

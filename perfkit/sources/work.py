@@ -1,6 +1,6 @@
 """Read one group of inputs and write it to the store: what a worker process does.
 
-    ingest_group(GroupWork) -> [InputResult, …]
+    ingest_group(GroupWork) -> [InputResult, …], later: the engine may go on while the last commit waits for the disk
 
 A part is committed only when its whole input has been read and nothing speaks against it; everything
 before that is scratch. One input's failure is its own result, never an exception.
@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from perfkit.engine.base import report_progress
+from perfkit.engine.base import Later, report_progress
 from perfkit.errors import InputError, PerfkitError
 from perfkit.schema import QUALITY
 from perfkit.sources import kineto
@@ -112,19 +113,33 @@ def content_key(input: Input, part: int, options: ReadOptions) -> str:
     return f"{input.fingerprint}#{part}" + ("+args" if options.keep_args else "")
 
 
-def ingest_group(work: GroupWork) -> list[InputResult]:
-    """Ingest the inputs of a group in order."""
+def ingest_group(work: GroupWork) -> list[InputResult] | Later[list[InputResult]]:
+    """Ingest the inputs of a group in order; what is left for later is the commit of the last one."""
+    results: list[InputResult] = []
+    steps = _ingest_in_order(work, results)
+    next(steps, None)
+
+    def finish() -> list[InputResult]:
+        deque(steps, maxlen=0)
+        return results
+
+    return Later(finish)
+
+
+def _ingest_in_order(work: GroupWork, results: list[InputResult]) -> Iterator[None]:
+    """Append a result per input; yields before the last commit."""
     from perfkit.store import Store  # here, because who only reads does without the store
     from perfkit.store.segment import SegmentTaken
 
     store = Store(work.store)
     covered = list(work.earlier)
-    results = []
     for item in work.inputs:
         started = time.perf_counter()
         result = InputResult(item.input, ranks=[p.rank for p in item.parts], segments=[p.segment for p in item.parts])
         try:
-            _ingest_one(store, work, item, covered, result)
+            for _ in _ingest_one(store, work, item, covered, result):
+                if item is work.inputs[-1]:
+                    yield
         except SegmentTaken:
             result.plan_again = [
                 PartInfo(rank=None if part.rank_source == "assigned" else part.rank, rank_source=part.rank_source)
@@ -138,12 +153,12 @@ def ingest_group(work: GroupWork) -> list[InputResult]:
             )
         result.seconds = time.perf_counter() - started
         results.append(result)
-    return results
 
 
 def _ingest_one(
     store: Store, work: GroupWork, item: PlannedInput, covered: list[TimeRange], result: InputResult
-) -> None:
+) -> Iterator[None]:
+    """Read one input and commit it; yields in between, if there is something to commit."""
     base_ns: int | None = None
     while True:
         writers = [
@@ -169,7 +184,9 @@ def _ingest_one(
             except kineto.RereadNeeded as again:
                 base_ns = again.base_ns
                 continue
-            _check_and_commit(reading, writers, item, covered, result)
+            if _is_as_planned(reading, item, covered, result):
+                yield
+                _commit(reading, writers, item, covered)
             return
         finally:
             for writer in writers:
@@ -193,13 +210,8 @@ _DAMAGE = ("truncated", "invalid_json", "not_an_event", "missing_table")
 """Oddities that can be why an input holds no events."""
 
 
-def _check_and_commit(
-    reading: Reading,
-    writers: Sequence[SegmentWriter],
-    item: PlannedInput,
-    covered: list[TimeRange],
-    result: InputResult,
-) -> None:
+def _is_as_planned(reading: Reading, item: PlannedInput, covered: Sequence[TimeRange], result: InputResult) -> bool:
+    """Say whether an input that was read has the ranks that it was given, and raise what else speaks against it."""
     path = item.input.path
     true_ranks = [
         planned.rank if info.rank is None else info.rank
@@ -207,7 +219,7 @@ def _check_and_commit(
     ]
     if true_ranks != [part.rank for part in item.parts]:
         result.plan_again = [PartInfo(rank=rank, rank_source="distributedInfo") for rank in true_ranks]
-        return
+        return False
     if not sum(info.num_events for info in reading.parts):
         damage = (o for info in reading.parts for o in info.oddities.values() if o.kind in _DAMAGE)
         reason = next((oddity.detail for oddity in damage), "it holds no events")
@@ -220,6 +232,11 @@ def _check_and_commit(
                 path=path,
                 next_step="ingest it as a run of its own with --run NAME",
             )
+    return True
+
+
+def _commit(reading: Reading, writers: Sequence[SegmentWriter], item: PlannedInput, covered: list[TimeRange]) -> None:
+    path = item.input.path
     for writer, info, planned in zip(writers, reading.parts, item.parts, strict=True):
         if planned.rank_source == "file name":
             info.note("rank_from_file_name", 1, f"rank {planned.rank} was taken from the file name")

@@ -115,14 +115,18 @@ class Files:
 
     # ---------------------------------------------------------------- writing
 
-    def scratch(self) -> Path:
-        """Make a private local folder for objects in the making."""
+    def scratch_path(self) -> Path:
+        """Name a private local folder for objects in the making, which is not there yet."""
+        if self.local:
+            return Path(self.path(layout.SCRATCH), uuid.uuid4().hex)
+        return Path(tempfile.gettempdir(), f"perfkit-{uuid.uuid4().hex}")
+
+    def scratch(self, folder: Path | None = None) -> Path:
+        """Make such a folder."""
+        folder = folder or self.scratch_path()
         with store_errors(f"{self.name}: cannot write"):
-            if not self.local:
-                return Path(tempfile.mkdtemp(prefix="perfkit-"))
-            folder = Path(self.path(layout.SCRATCH), uuid.uuid4().hex)
-            folder.mkdir(parents=True)
-            return folder
+            folder.mkdir(parents=True, mode=0o700)
+        return folder
 
     def publish(self, finished: Mapping[str, Path], *, last: Mapping[str, Path] | None = None) -> None:
         """Make finished scratch files appear in the store (relative path -> file), each whole, and durably.

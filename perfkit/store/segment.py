@@ -65,7 +65,7 @@ class SegmentWriter:
         self._name = f"{key}: segment {layout.segment_key(rank, segment)}"
         self._files = files
         self._replace = replace
-        self._scratch = files.scratch()
+        self._scratch = files.scratch_path()  # made when it is written to: who is interrupted here leaves nothing
         self._parts: dict[str, _Part] = {}
         self._state = "open"
         self._thread = _WriterThread() if background else None
@@ -80,7 +80,7 @@ class SegmentWriter:
         schema = TABLES[table]
         rows = conform(schema, self._label(schema, rows))
         if table not in self._parts:
-            path = self._scratch / f"{table}.parquet"
+            path = self._folder() / f"{table}.parquet"
             self._parts[table] = _Part(self._files.name, schema, path, self.fingerprint, self._thread is not None)
         part = self._parts[table]
         if self._thread:
@@ -133,6 +133,9 @@ class SegmentWriter:
         self.abort()
 
     # ---------------------------------------------------------------- inside
+
+    def _folder(self) -> Path:
+        return self._scratch if self._scratch.is_dir() else self._files.scratch(self._scratch)
 
     def _check_open(self) -> None:
         if self._state != "open":
@@ -211,7 +214,7 @@ class SegmentWriter:
 
     def _publish(self, commit: Commit, parts: Mapping[CommittedFile, Path]) -> None:
         """Let the parts appear, and then the commit that lists them."""
-        listed = self._scratch / "commit.json"
+        listed = self._folder() / "commit.json"
         where = layout.commit_path(self.key, self.rank, self.segment)
         with store_errors(f"{self._files.name}: cannot write {where}"):
             listed.write_bytes(commit.to_json())

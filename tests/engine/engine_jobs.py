@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from perfkit.engine.base import report_progress
+from perfkit.engine.base import Later, report_progress
 
 
 def square(x):
@@ -102,7 +102,7 @@ def no_memory(x):
 
 
 def print_something(x):
-    print("noise on standard output")
+    sys.stdout.write("noise on standard output\n")  # in one piece: two workers write at once
     return x
 
 
@@ -124,6 +124,35 @@ def grow(x):
     held[::4096] = b"x" * len(held[::4096])
     time.sleep(600)
     return len(held)
+
+
+def finish_when_the_next_began(x):
+    """Leave a note at the start; what is left for later waits for the note of another item."""
+    folder, name, other = x
+    Path(folder, f"began-{name}").write_text("")
+
+    def finish():
+        end = time.monotonic() + 300
+        while not Path(folder, f"began-{other}").exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        return name, Path(folder, f"began-{other}").exists()
+
+    return Later(finish)
+
+
+def later(x):
+    """Do at the end what x says."""
+
+    def finish():
+        if x == "raise":
+            raise ValueError("at the end")
+        if x == "no memory":
+            raise MemoryError
+        if x == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    return Later(finish)
 
 
 def wait_for_go(x):

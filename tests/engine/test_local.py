@@ -91,6 +91,35 @@ def test_results_larger_than_a_pipe_arrive_and_a_slow_consumer_does_not_lose_any
     assert sorted(sizes) == [10_000, 1_000_000, 2_000_000, 3_000_000]
 
 
+def test_a_worker_begins_the_next_item_while_one_is_being_finished(jobs, tmp_path):
+    items = [(str(tmp_path), name, other) for name, other in ("ac", "bd", "ca", "db")]
+    outcomes = LocalEngine(2).map(jobs.finish_when_the_next_began, items, ordered=True)
+    assert values(outcomes) == [(name, True) for name in "abcd"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_goes_wrong_at_the_end_is_the_error_of_its_item_alone(jobs, workers):
+    outcomes = list(LocalEngine(workers).map(jobs.later, ["a", "raise", "b", "c", "raise"], ordered=True))
+    assert [outcome.value for outcome in outcomes] == ["a", None, "b", "c", None]
+    assert [str(outcome.error) for outcome in outcomes if outcome.error] == ["at the end"] * 2
+
+
+def test_a_worker_that_dies_finishing_costs_only_that_item(jobs):
+    outcomes = list(LocalEngine(2).map(jobs.later, ["a", "die", "b", "no memory", "c", "d"], ordered=True))
+    assert [outcome.value for outcome in outcomes] == ["a", None, "b", None, "c", "d"]
+    assert [type(outcome.error) for outcome in outcomes if outcome.error] == [WorkerDied, MemoryError]
+    assert [outcomes[1].attempts, outcomes[3].attempts] == [2, 2]
+
+
+def test_workers_hired_early_do_the_work_and_those_not_needed_end(jobs):
+    engine = LocalEngine(3)
+    with engine.hired(jobs.where, 3):
+        before = children()
+        assert len(before) >= 3
+        assert set(map(str, values(engine.map(jobs.where, range(2))))) <= before
+        assert sorted(values(engine.map(jobs.square, range(3)))) == [0, 1, 4]  # another function, other workers
+
+
 # ------------------------------------------------------------------ failures
 
 
