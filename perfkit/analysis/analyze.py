@@ -103,6 +103,7 @@ class _Result:
         if trace.num_events is not None:
             new[0].quality.events = trace.num_events
         new[0].quality.notes += [f"{Path(trace.path).name}: {oddity}" for oddity in trace.oddities]
+        new[0].quality.sources = trace.sources
         self.parts += new
         self.replays += kept
         self.infos.update(trace.infos() or _infos(trace.tables.get("device_info")))

@@ -60,6 +60,11 @@ class Facts:
         """Whether any rank has device work: stretches of host ops are not kernels."""
         return bool(self.quality.get("device_events"))
 
+    @property
+    def by_nsys(self) -> bool:
+        """Whether Nsight Systems recorded all of it: whoever did is told its options, not torch.profiler's."""
+        return set(self.quality.get("sources") or ()) == {"nsys"}
+
     @cached_property
     def num_steps(self) -> int:
         """Distinct steps, at least 1."""

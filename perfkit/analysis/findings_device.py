@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from perfkit.analysis.call_about import is_issuer
 from perfkit.analysis.facts import Facts
-from perfkit.analysis.findings_job import slow_link
+from perfkit.analysis.findings_job import culprit, slow_link
 from perfkit.analysis.findings_types import MAX_EVIDENCE, Finding, ms
 from perfkit.analysis.timeline import ints
 from perfkit.analysis.utilisation import dtype_of_name
@@ -53,6 +53,11 @@ _EAGER = {
     True: "HIP_ENABLE_DEFERRED_LOADING=0 (and see that AMD_SERIALIZE_KERNEL is not set)",
 }
 """How code is loaded at the start, by whether the runtime is AMD's."""
+_WARM = {
+    False: "torch.profiler.schedule(wait=…, warmup=…)",
+    True: "nsys profile --capture-range=cudaProfilerApi, and torch.cuda.profiler.start() after it",
+}
+"""How the first steps are left out, by whether it was Nsight Systems that recorded."""
 _MIXED = {
     "bf16": "train under torch.autocast('cuda', torch.bfloat16)",
     "fp16": "train under torch.autocast('cuda', torch.float16) with torch.amp.GradScaler: this device has no bf16",
@@ -383,7 +388,7 @@ def slow_launches(facts: Facts) -> Finding | None:
         "slow_launches",
         "Launch calls take long themselves, as when a kernel's code is loaded at its first use",
         points,
-        "profile after a warm-up (torch.profiler.schedule(wait=…, warmup=…)), or load all code at the start with "
+        f"profile after a warm-up ({_WARM[facts.by_nsys]}), or load all code at the start with "
         f"{_EAGER['hip' in (calls[0]['where'] or '')]}; if it happens in every step, look for new shapes",
         {"calls": [{"where": r["where"], "idle_ms": ms(r["ns"])} for r in calls[:MAX_EVIDENCE]]},
     )
@@ -411,24 +416,31 @@ def slow_rank(facts: Facts) -> Finding | None:
         return None
     second = max(0.0, float(np.partition(slower, -2)[-2])) if len(ranks) > 2 else 0.0
     points = facts.points((float(slower[worst]) - second) * facts.num_devices)
+    late = culprit(facts.job, facts.points, facts.num_devices) if facts.job is not None else None
+    if late is not None and late["rank"] == ranks[worst]:  # what the others do meanwhile takes its time too
+        points = min(points, facts.points(late["recoverable_ns"] * facts.num_devices))
     if points < RANK_POINTS:
         return None
     mine = index == worst
     family = np.array(table["family"].to_pylist(), object)
     of_products = np.isin(family, ["gemm", "attention", "conv"]) & mine
     other = mine & ~of_products
-    ratio = [float(1 + excess[m].sum() / max(1.0, (total[m] - excess[m]).sum())) for m in (of_products, other)]
-    throttled = ratio[0] > 1.05 and ratio[1] < 1 + (ratio[0] - 1) / 2
+    ratio = {
+        name: float(1 + excess[m].sum() / max(1.0, (total[m] - excess[m]).sum()))
+        for name, m in (("matrix_kernels", of_products), ("other_kernels", other))
+        if m.any()
+    }
+    matrix = ratio.get("matrix_kernels", 1.0)
+    throttled = matrix > 1.05 and ratio.get("other_kernels", 1.0) < 1 + (matrix - 1) / 2
     return Finding(
         "slow_rank",
-        f"Rank {int(ranks[worst])} is slow: its kernels take {1 / score[worst] - 1:.0%} longer than elsewhere",
+        f"Rank {int(ranks[worst])} is slow: its kernels take {100 / score[worst] - 100:.0f} % longer than elsewhere",
         points,
         "only matrix kernels are slower: check clocks, power cap and temperature of that GPU (nvidia-smi -q -d "
         "PERFORMANCE,CLOCK)" if throttled else "run the device's diagnostics (dcgmi diag -r 3), and drain the node if "
         "it stays slow",
         {
-            "rank": int(ranks[worst]), "score": float(score[worst]), "matrix_kernels": ratio[0],
-            "other_kernels": ratio[1],
+            "rank": int(ranks[worst]), "score": float(score[worst]), **ratio,
             "scores": {int(ranks[i]): float(score[i]) for i in np.argsort(score)[:MAX_EVIDENCE]},
         },
     )  # fmt: skip

@@ -23,6 +23,21 @@ FRAMES_PER_LAUNCH = 20
 _KINDS = {"gc": "garbage collection (gc)", "compile": "compilation"}
 """What a reader calls a culprit, if not by its name."""
 _SPECIAL = ("data_loader", "sync", "allocator", "checkpoint")
+_SEE_HOST = {
+    False: "profile a few steps with ProfilerActivity.CPU and with_stack=True, to see what the host does",
+    True: "trace NVTX too (nsys profile --trace=cuda,nvtx) and put ranges around what the host does; in PyTorch "
+    "torch.autograd.profiler.emit_nvtx() names every op",
+}
+_SEE_DEVICE = {
+    False: "profile with ProfilerActivity.CUDA too",
+    True: "trace CUDA too (nsys profile --trace=cuda,nvtx)",
+}
+_FINISH = {
+    False: "let the device finish (torch.cuda.synchronize() or your device's own) before the profile starts and ends",
+    True: "let the device finish before the recording starts and ends (--capture-range=cudaProfilerApi between two "
+    "synchronisations)",
+}
+"""How to record what is missing, by whether it was Nsight Systems that recorded."""
 
 
 def data_bound(facts: Facts) -> Finding | None:
@@ -90,7 +105,7 @@ def host_bound(facts: Facts) -> Finding | None:
         "compile": "warm up all shapes before training, and mark dynamic dimensions",
         "logging": "log every N steps, from another thread",
         "optimizer": "use a fused optimizer (fused=True) or foreach",
-        "unattributed": "profile a few steps with ProfilerActivity.CPU and with_stack=True, to see what the host does",
+        "unattributed": _SEE_HOST[facts.by_nsys],
     }.get(worst, ("use torch.compile or CUDA graphs, larger batches, and " if facts.has_device else "") + look)
     return Finding(
         "host_bound",
@@ -167,8 +182,8 @@ def no_device_work(facts: Facts) -> Finding | None:
         "no_device_work",
         f"The trace names {facts.peaks.device or 'a device'} but holds none of its work",
         None,
-        "profile with ProfilerActivity.CUDA too: what follows is the host's time only, and a host that waits for the "
-        "device looks idle",
+        f"{_SEE_DEVICE[facts.by_nsys]}: what follows is the host's time only, and a host that waits for the device "
+        "looks idle",
         {"device": facts.peaks.device},
         first=True,
     )
@@ -186,14 +201,14 @@ def profiler_distortion(facts: Facts) -> Finding | None:
     carried = facts.points(facts.paced_idle("unattributed"))
     if facts.window_ns and overhead > OVERHEAD_SHARE * facts.window_ns:
         reasons.append(
-            f"the device stood idle for {overhead / facts.window_ns:.1%} of the time while it flushed buffers"
+            f"the device stood idle for {100 * overhead / facts.window_ns:.1f} % of the time while it flushed buffers"
         )
         advice.append("profile fewer steps, after a warm-up, so that buffers need not be flushed between them")
     if launches >= MIN_LAUNCHES and missing > LOST_SHARE * launches:
         reasons.append(f"the launch calls of {missing:,} of {launches:,} pieces of device work are missing")
         advice.append(
-            "let the device finish (torch.cuda.synchronize()) before the profile starts and ends, and profile fewer "
-            "steps: launches from before the start and those that buffers lose are not recorded"
+            f"{_FINISH[facts.by_nsys]}, and profile fewer steps: launches from before the start and those that buffers "
+            "lose are not recorded"
         )
     if launches and frames > FRAMES_PER_LAUNCH * launches and host_late >= HOST_POINTS:
         reasons.append(f"it recorded {frames / launches:.0f} Python frames per launch in a host-bound job")

@@ -263,5 +263,5 @@ JOB_RULES = (straggler, slow_link, skewed_all_to_all, stage_imbalance, pipeline_
 
 def _gpu_time(ns: float) -> str:
     """Say device time in the unit that suits it."""
-    scale, unit = (1e9, "GPU-s") if ns >= 1e9 else (1e6, "GPU-ms")
+    scale, unit = (3.6e12, "GPU-hours") if ns >= 1e12 else (1e9, "GPU-s") if ns >= 1e9 else (1e6, "GPU-ms")
     return f"{ns / scale:.3g} {unit}"

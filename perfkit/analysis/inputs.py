@@ -60,6 +60,8 @@ class TracePart:
     oddities: list[str] = field(default_factory=list)
     """What its source found odd."""
     num_events: int | None = None
+    sources: tuple[str, ...] = ()
+    """What recorded it: kineto, nsys, …"""
 
     def infos(self) -> dict[int, dict[str, Any]]:
         """Host and device name by rank, where known."""
@@ -106,7 +108,9 @@ def read_input(planned: PlannedInput, kept: Mapping[str, Sequence[str]] = KEPT) 
         tables = {name: _label(rows.pop((part, name)), rank, place.segment) for p, name in list(rows) if p == part}
         tables.setdefault("events", TABLES["events"].empty())
         oddities = [_in_words(odd) for odd in info.oddities.values()]
-        yield TracePart(input.path, tables, info.world_size, info.synthetic, rank, info.host, oddities, counts[part])
+        yield TracePart(
+            input.path, tables, info.world_size, info.synthetic, rank, info.host, oddities, counts[part], (info.source,)
+        )
 
 
 def _in_words(odd: Oddity) -> str:

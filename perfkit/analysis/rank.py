@@ -103,6 +103,8 @@ class RankQuality:
     steps_found: list[int] = field(default_factory=list)
     """Numbers of all steps with a window, before any selection."""
     notes: list[str] = field(default_factory=list)
+    sources: tuple[str, ...] = ()
+    """What recorded it: kineto, nsys, …"""
 
 
 def analyze_rank(tables: MutableMapping[str, pa.Table], options: Options) -> list[RankPart]:
@@ -145,7 +147,7 @@ def _analyze(timeline: Timeline, tables: Mapping[str, pa.Table], options: Option
         if not (timeline.host.kind == CLASSES.index("op")).any():
             raise PerfkitError(
                 f"rank {timeline.rank}: no device work and no framework ops",
-                next_step="profile with ProfilerActivity.CPU or CUDA, and check that the trace is complete",
+                next_step="profile with ProfilerActivity.CPU and CUDA (nsys: --trace=cuda,nvtx), and whole steps",
             )
         devices = [None]
         if (timeline.host.kind == CLASSES.index("runtime")).any():

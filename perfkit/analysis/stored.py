@@ -130,8 +130,9 @@ def read_rank(stored: StoredRank, kept: Mapping[str, Sequence[str]] = KEPT) -> T
         if len(rows) or name == "events":
             tables[name] = rows
     where = f"{key.cluster}/{key.run}"
+    sources = tuple(sorted({commit.source for commit in stored.commits if commit.rows.get("events")}))
     return TracePart(
-        where, tables, stored.world_size, stored.synthetic, stored.rank, stored.host, [], stored.num_events
+        where, tables, stored.world_size, stored.synthetic, stored.rank, stored.host, [], stored.num_events, sources
     )
 
 

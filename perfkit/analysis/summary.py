@@ -109,6 +109,7 @@ def quality(
         "ranks": sorted({p.rank for p in parts}),
         "steps_kept": steps_kept,
         "steps_source": " + ".join(dict.fromkeys(q.steps_source for q in found)),
+        "sources": sorted({source for q in found for source in q.sources if source}),
         "steps_without_work": sum(q.steps_without_work for q in found),
         "events": sum(q.events for q in found),
         "undated_events": sum(q.undated for q in found),

@@ -140,8 +140,8 @@ def resolve(
     unseen = any(devices) and steps["device"].null_count == len(steps)
     if unseen:
         messages.append(
-            "the traces name a device but hold none of its work: times are the host's; profile with "
-            "ProfilerActivity.CUDA to see where the device's time goes"
+            "the traces name a device but hold none of its work: times are the host's; profile the device too "
+            "(ProfilerActivity.CUDA; nsys: --trace=cuda,nvtx)"
         )
         hfu = None
     mfu, model_ns = _mfu(steps, question, dtype, peak, count, messages)

@@ -97,6 +97,7 @@ SCHEMA: Schema = {
                 "ranks": {"type": "array", "items": {"type": "integer"}, "description": "Ranks with a trace."},
                 "steps_kept": _count("Pairs of rank and step."),
                 "steps_source": _text("How steps were found."),
+                "sources": _list("What recorded the traces: kineto, nsys, …"),
                 "events": _count("Events read."),
                 "rejected": _rows(
                     "Inputs that could not be used.", {"path": _text("File."), "reason": _text("Why.")}

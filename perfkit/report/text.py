@@ -278,7 +278,7 @@ def _collectives(document: Mapping[str, Any]) -> Iterator[Line]:
                  fmt.clean(r["class"] or fmt.UNKNOWN))
                 for r in rows[:MAX_ROWS]
             ],
-            left=(0, 1), more=len(rows) - MAX_ROWS, hint="--table collectives -o collectives.csv",
+            left=(0, 1, 8 + len(more)), more=len(rows) - MAX_ROWS, hint="--table collectives -o collectives.csv",
         )  # fmt: skip
 
 
@@ -286,16 +286,19 @@ def _titled(
     title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, left: Iterable[int] = (0,), more: int = 0,
     hint: str = "",
 ) -> Iterator[Line]:  # fmt: skip
+    """Print a table under its title, without the columns of which nothing is known."""
     yield ""
     yield Text(title, style="bold")
+    cells = list(rows)
+    known = [i for i in range(len(head)) if not i or any(row[i] != fmt.UNKNOWN for row in cells)]
     left = set(left)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for i, name in enumerate(head):
-        last = i == len(head) - 1
-        table.add_column(name, justify="left" if i in left else "right", no_wrap=not last,
+    for i in known:
+        last = i == known[-1]
+        table.add_column(head[i], justify="left" if i in left else "right", no_wrap=not last,
                          overflow="ellipsis" if not last else "fold")  # fmt: skip
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+    for row in cells:
+        table.add_row(*(Text(row[i]) for i in known))
     yield _indented(table)
     if more > 0:
         yield _indented(Text(f"and {more:,} more: {hint}", style="dim"))

@@ -260,8 +260,14 @@ def _why_not_points(document: Document) -> str:
     if document["hardware"]["peak_flops"] is None:
         return ", as no peak is known"
     if document["mfu"]["flops_coverage"] == 0:
-        return ", as no matrix product has its shapes (record_shapes=True)"
+        how = "an nsys report has none" if by_nsys(document) else "record_shapes=True"
+        return f", as no matrix product has its shapes ({how})"
     return ", as no FLOPs are known"
+
+
+def by_nsys(document: Document) -> bool:
+    """Say whether Nsight Systems recorded all traces, which has other options than torch.profiler."""
+    return (document["quality"].get("sources") or []) == ["nsys"]
 
 
 def nothing_found(document: Document) -> str:
@@ -286,7 +292,12 @@ def _with_parts(rung: Rung, found: Ladder) -> str:
 def _where_to_look(kind: str, term: str, document: Document) -> str:
     if term == "idle_unattributed":
         if document["quality"]["launches_missing"]:
-            return "the trace lacks the launches; profile with ProfilerActivity.CPU too"
+            how = (
+                "let the device finish before the recording starts"
+                if by_nsys(document)
+                else "profile with ProfilerActivity.CPU too"
+            )
+            return f"the trace lacks the launches; {how}"
         return "no device work follows in the window, so that nothing tells what was waited for; profile more steps"
     return {
         "idle": "see who held the host up, --details",

@@ -23,7 +23,9 @@ from perfkit.report.report import Report
 from perfkit.schema import FINDINGS, conform
 from perfkit.simulate import Job, Mesh, parse_fault
 from perfkit.simulate.simulation import simulate
+from perfkit.sources.ingest import ingest
 from tests.conftest import ROOT
+from tests.sources.test_nsys import Report as Nsys
 
 KINETO = "pytorch__kineto/tb_plugin/samples"
 PUZZLERS = "anupambhatnagar__GPUPuzzlers"
@@ -391,6 +393,29 @@ def test_advice_names_variables_of_the_runtime_that_was_traced() -> None:
     for id, cuda in (("slow_launches", "CUDA_MODULE_LOADING"), ("allocator_churn", "expandable_segments")):
         assert cuda in finding(found("cuda"), id)["next"]
         assert cuda not in finding(found("hip"), id)["next"]
+
+
+def test_who_recorded_with_nsys_is_told_the_options_of_nsys(tmp_path: Path) -> None:
+    recorded = Nsys().clock()
+    for i in range(3):  # a launch call that takes long itself, and a host of which the report says nothing
+        at = i * MS
+        recorded.call(at, at + 300 * US, 2 * i + 1).kernel(at + 290 * US, at + 400 * US, 2 * i + 1)
+        recorded.call(at + 900 * US, at + 905 * US, 2 * i + 2).kernel(at + 910 * US, at + 980 * US, 2 * i + 2)
+    path = recorded.sqlite(tmp_path)
+    ingest(path, store=tmp_path / "store", run="r")
+    for found in (analyze(path), analyze("r", store=tmp_path / "store")):
+        assert found.summary["quality"]["sources"] == ["nsys"]
+        assert "--capture-range" in finding(found, "slow_launches")["next"]
+        assert "--trace=cuda,nvtx" in finding(found, "host_bound")["next"]
+        text = found.to_text(details=True)
+        assert "torch.profiler" not in text
+        assert "ProfilerActivity" not in text
+
+
+def test_a_slow_rank_is_not_said_to_cost_more_than_the_others_would_gain() -> None:
+    job = Job(mesh=Mesh(dp=4), steps=4, layers=2, seed=3, faults=(parse_fault("slow-rank:1:2x"),))
+    found = simulated(job)
+    assert finding(found, "slow_rank")["points"] <= finding(found, "straggler")["points"]
 
 
 def test_waits_on_a_device_that_runs_graphs_may_be_work_that_was_not_recorded(traces: Path) -> None:

@@ -166,18 +166,21 @@ def test_a_port_that_is_taken_is_said_before_anything_is_served(
 
 
 @pytest.fixture
-def perfkit() -> Iterator[object]:
+def perfkit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """Start commands in a folder of their own: what they leave behind is not in the checkout."""
+    folder = tmp_path_factory.mktemp("elsewhere")
     started: list[subprocess.Popen[str]] = []
 
     def start(*argv: str | Path, **environment: str) -> subprocess.Popen[str]:
         started.append(
             subprocess.Popen(
                 [sys.executable, "-m", "perfkit", *map(str, argv)], env={**os.environ, **environment}, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, cwd=folder,
             )
         )  # fmt: skip
         return started[-1]
 
+    start.folder = folder
     yield start
     for process in started:
         if process.poll() is None:
@@ -210,6 +213,7 @@ def test_a_missing_extra_is_named_with_its_command(perfkit, package, argv, extra
     _, said = process.communicate(timeout=120)
     assert (process.returncode, said.count("\n")) == (2, 1), said
     assert f"pip install 'perfkit[{extra}]'" in said
+    assert not any(perfkit.folder.iterdir()), "a mistake leaves nothing behind"
 
 
 def test_ctrl_c_in_an_analysis_is_one_line(perfkit, tmp_path: Path) -> None:

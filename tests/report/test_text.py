@@ -44,6 +44,15 @@ def test_an_empty_document_says_unknown_and_never_zero() -> None:
     assert not re.search(r"\b0\.0+\b|\b0 %", text)
 
 
+def test_a_column_of_which_nothing_is_known_is_left_out() -> None:
+    summary = report().summary
+    rows = [{**row, "bytes": None, "busbw_gbps": None, "efficiency": None} for row in summary["collectives"]]
+    head = re.compile(r"^  op .*class", re.MULTILINE)
+    assert "bus GB/s" in head.search(report().to_text(width=160, details=True))[0]
+    bare_head = head.search(Report({**summary, "collectives": rows}).to_text(width=160, details=True))[0]
+    assert bare_head.split() == ["op", "group", "count", "class"]
+
+
 def test_bars_start_where_the_one_above_ends() -> None:
     rows = terms(("mfu", 40.0, None), ("matmul_below_peak", 35.0, None), ("idle_host", 25.0, None), window_ns=10**9)
     found = Report({**report().summary, "waterfall": rows})

@@ -135,5 +135,7 @@ def test_shares_of_time_say_what_is_missing_for_points_of_peak() -> None:
     document = report().document
     mfu = {**document["mfu"], "value": None, "ladder_start": "time", "flops_coverage": 0.0}
     assert "record_shapes=True" in ladder({**document, "mfu": mfu}).title
+    by_nsys = {**document["quality"], "sources": ["nsys"]}
+    assert "nsys report has none" in ladder({**document, "mfu": mfu, "quality": by_nsys}).title
     nameless = {**document["hardware"], "peak_flops": None}
     assert ladder({**document, "mfu": mfu, "hardware": nameless}).title.endswith("as no peak is known")
