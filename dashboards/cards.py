@@ -158,7 +158,7 @@ def table(
     return (
         html.Div(found, className="pk-scroll", tabIndex=0, role="region", **{"aria-label": caption})
         if scroll
-        else found
+        else html.Div(found, className="pk-wide")
     )
 
 

@@ -24,7 +24,7 @@ from .view import View
 
 @remembered
 def findings(source: Source, view: View) -> Rows:
-    """Return the findings of the newest analysis, largest gain first."""
+    """Return the findings of the newest analysis, what to fix first on top."""
     key = source.run_key(view)
     rows = analysed(source, key, "findings") if key else None
     if rows is None:

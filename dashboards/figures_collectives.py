@@ -13,6 +13,8 @@ from .theme import Theme, layout
 
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "x", "star", "hexagon", "triangle-down", "pentagon")
 """Kinds differ by shape as well as by colour."""
+LABEL_APART = 3.0
+"""Peaks closer than this factor have no room for a label each."""
 
 
 def palette(theme: Theme) -> list[str]:
@@ -75,7 +77,7 @@ def bandwidth(found: Points, kinds: list[str], theme: Theme, go: str | None, mar
         xaxis={"type": "log", "title": "message size (bytes, as nccl-tests counts)", "fixedrange": True,
                "showgrid": False, **_decades(found.bytes)},
         yaxis={"type": "log", "title": "bus bandwidth (GB/s)", "fixedrange": True, "tickformat": "~g",
-               "range": [np.log10(max(low, top * 1e-5)) - 0.15, np.log10(top) + 0.15], "nticks": 6},
+               "range": [np.log10(low) - 0.15, np.log10(top) + 0.2], "nticks": 6},
     )}  # fmt: skip
     words = [_kind_words(found, kind) for kind in kinds]
     peaks = "; ".join(f"peak of {link} {peak:,.4g} GB/s" for link, peak in found.peaks) or "no peak of a link is known"
@@ -90,7 +92,10 @@ def _decades(values: Any) -> dict[str, Any]:
     steps = (1, 2, 5) if high - low <= 2 else (1,)
     stride = 1 if high - low <= 8 else 2
     ticks = [m * 10.0**e for e in range(low, high + 1, stride) for m in steps]
-    return {"tickvals": ticks, "ticktext": [fmt.si(value, "B") for value in ticks]}
+    return {
+        "tickvals": ticks,
+        "ticktext": [fmt.size(value).replace(".00 ", " ").replace(".0 ", " ") for value in ticks],
+    }
 
 
 def _where(found: Points, i: int) -> str:
@@ -110,23 +115,22 @@ def _kind_words(found: Points, kind: str) -> str:
 
 
 def _roofs(peaks: list[tuple[str, float]], theme: Theme) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    lines, notes = [], []
-    for link, peak in peaks[:6]:
+    """Draw the peaks; those that lie close share a label, which stands on the highest of them."""
+    lines: list[dict[str, Any]] = []
+    notes: list[dict[str, Any]] = []
+    said: list[list[tuple[str, float]]] = []
+    for link, peak in sorted(peaks[:6], key=lambda one: -one[1]):
+        if said and said[-1][0][1] < LABEL_APART * peak:
+            said[-1].append((link, peak))
+        else:
+            said.append([(link, peak)])
         lines.append({"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": peak, "y1": peak,
                       "line": {"color": theme.bad, "width": 1.4, "dash": "dash"}})  # fmt: skip
-        notes.append(
-            {
-                "xref": "paper",
-                "x": 1,
-                "xanchor": "right",
-                "yref": "y",
-                "y": np.log10(peak),
-                "yanchor": "bottom",
-                "showarrow": False,
-                "text": f"peak of {short(link, 24)} {peak:,.4g} GB/s",
-                "font": {"size": 11, "color": theme.bad},
-            }
-        )
+    for group in said:
+        text = ", ".join(f"{short(link, 24)} {fmt.speed(peak)}" for link, peak in group)
+        notes.append({"xref": "paper", "x": 1, "xanchor": "right", "yref": "y", "y": np.log10(group[0][1]),
+                      "yanchor": "bottom", "showarrow": False, "text": f"peak of {text}", "bgcolor": theme.surface,
+                      "font": {"size": 11, "color": theme.bad}})  # fmt: skip
     return lines, notes
 
 
@@ -197,8 +201,8 @@ def skew(rows: Rows, theme: Theme) -> Chart:
         shapes.append({"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": level, "y1": level,
                        "line": {"color": theme.muted, "width": 1.2, "dash": "dot"}})  # fmt: skip
         notes.append({"xref": "paper", "x": 1, "xanchor": "right", "yref": "y", "y": np.log10(max(level, 1e-3)),
-                      "yanchor": "bottom", "showarrow": False, "text": f"twice the clock error, {level:,.3g} µs",
-                      "font": {"size": 11, "color": theme.muted}})  # fmt: skip
+                      "yanchor": "top", "showarrow": False, "text": f"twice the clock error, {level:,.3g} µs",
+                      "font": {"size": 11, "color": theme.muted}, "bgcolor": theme.surface})  # fmt: skip
     steps = [row["step"] for row in rows]
     stride = max(1, (max(steps, default=0) - min(steps, default=0)) // 10)
     figure = {"data": data, "layout": layout(

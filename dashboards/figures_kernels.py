@@ -8,7 +8,7 @@ import numpy as np
 
 from . import format as fmt
 from .data_kernels import Spread
-from .figures import Chart, Rows, packed, short
+from .figures import Chart, Rows, ink, packed, short
 from .figures_collectives import SYMBOLS, palette
 from .theme import Theme, layout
 
@@ -179,7 +179,8 @@ def paths(rows: Rows, theme: Theme) -> Chart:
                 "marker": {"colors": colours, "line": {"width": 1, "color": theme.surface}},
                 "tiling": {"orientation": "v"},
                 "textinfo": "label",
-                "insidetextfont": {"size": 11},
+                "insidetextfont": {"size": 11, "color": [ink(colour) for colour in colours]},
+                "leaf": {"opacity": 1},
                 "maxdepth": 4,
                 "sort": True,
                 "pathbar": {"visible": True, "thickness": 18},

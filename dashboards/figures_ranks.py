@@ -91,7 +91,8 @@ def phases(rows: Rows, theme: Theme) -> Chart:
                 "marker": {"color": [theme.kinds.get(r["kind"], theme.accent) for r in rows]},
                 "text": [fmt.duration(1e6 * r["ms"]) for r in rows],
                 "textposition": "auto",
-                "textfont": {"size": 11, "color": [ink(theme.kinds.get(r["kind"], theme.accent)) for r in rows]},
+                "insidetextfont": {"size": 11, "color": [ink(theme.kinds.get(r["kind"], theme.accent)) for r in rows]},
+                "outsidetextfont": {"size": 11, "color": theme.text},
                 "customdata": [[escape(fmt.clean(r["name"], 60)), fmt.number(r["median_ms"], 2)] for r in rows],
                 "hovertemplate": "%{customdata[0]}: %{x:,.2f} ms a step; median of all ranks %{customdata[1]} ms"
                 "<extra></extra>",

@@ -154,7 +154,7 @@ def _instances(found: Scene) -> dict[int, int]:
 def _call_words(call: dict[str, Any]) -> str:
     parts = [f"{call['op']} in {fmt.clean(call['group'] or 'unknown group', 24)}"]
     if call["bytes"] is not None:
-        parts.append(fmt.si(call["bytes"], "B"))
+        parts.append(fmt.size(call["bytes"]))
     if call["wait_ns"] is not None:
         parts.append(f"wait {fmt.duration(call['wait_ns'])}, transfer {fmt.duration(call['transfer_ns'])}")
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 
-from perfkit.report.format import UNKNOWN, clean, duration, percent, si
+from perfkit.report.format import UNKNOWN, clean, duration, percent, plural, si
 
 __all__ = [
     "UNKNOWN",
@@ -16,8 +16,11 @@ __all__ = [
     "gpu_hours",
     "number",
     "percent",
+    "plural",
     "points",
     "si",
+    "size",
+    "speed",
     "utc",
 ]
 
@@ -30,6 +33,16 @@ def number(value: float | None, digits: int = 0) -> str:
 def count(value: float | None) -> str:
     """Render a count."""
     return number(value)
+
+
+def size(value: float | None) -> str:
+    """Render bytes; below 1000 there are no parts of one."""
+    return si(value, "B") if value is None or abs(value) >= 1000 else f"{value:,.0f} B"
+
+
+def speed(gbps: float | None) -> str:
+    """Render a bandwidth, given in GB/s, with the prefix that it needs."""
+    return si(None if gbps is None else 1e9 * gbps, "B/s")
 
 
 def points(value: float | None) -> str:

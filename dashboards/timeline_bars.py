@@ -4,9 +4,10 @@
     join_small(row, start, end, …, lo, hi, most)  -> Joined: at most `most` bars
 
 Rows come sorted by row of the picture and start. An event at least as long as a cell is a bar of its own; the shorter
-ones that start in one cell of one row become one bar, from the first start to the last end. The cell is the smallest
-of span/2^k that keeps to `most`. So every row that has an event in the window has a bar, and count and busy time
-of the bars of a row sum to those of its events, whatever the zoom.
+ones that start in one cell of one row become one bar, from the first start to the last end. The window has 2^k cells,
+as many as keep to `most`; cells of one k are halves of those before, so a start is divided once. So every row that has
+an event in the window has a bar, and count and busy time of the bars of a row sum to those of its events, whatever the
+zoom.
 """
 
 from __future__ import annotations
@@ -51,24 +52,23 @@ def join_small(row: Ints, start: Ints, end: Ints, busy: Ints, count: Ints, *, lo
     if len(row) <= most:
         index = np.arange(len(row))
         return Joined(row, start, end, busy, count, index, count == 1, 0)
-    length = end - start
-    cell = _cell(row, start, length, lo, hi, most)
-    long = length >= cell
+    length, span = end - start, max(hi - lo, 1)
+    place = (row.astype(np.int64) << FINEST) | (((start - lo) << FINEST) // span)
+    depth = _depth(place, length, span, most)
+    cell = _cell(span, depth)
     # a long event ends the run of short ones before it only by its cell, so short ones on both sides may share a bar
-    place = (start - lo) // cell
-    alone, rest = np.flatnonzero(long), np.flatnonzero(~long)
-    new = np.append(True, (np.diff(row[rest]) != 0) | (np.diff(place[rest]) != 0)) if len(rest) else rest.astype(bool)
+    alone, rest = np.flatnonzero(length >= cell), np.flatnonzero(length < cell)
+    new = _starts(place[rest] >> (FINEST - depth))
     edges = np.flatnonzero(new)
     if not len(rest):
         return Joined(row, start, end, busy, count, alone, count == 1, cell)
-    number = np.cumsum(new) - 1
-    best = _argmax(busy[rest], number, edges)
+    first = rest[edges]
     joined = {
-        "row": row[rest][edges], "start": start[rest][edges], "end": np.maximum.reduceat(end[rest], edges),
-        "busy": np.add.reduceat(busy[rest], edges), "count": np.add.reduceat(count[rest].astype(np.int64), edges),
-        "longest": rest[best],
+        "row": row[first], "start": start[first], "end": np.maximum.reduceat(end[rest], edges),
+        "busy": np.add.reduceat(busy[rest], edges), "count": np.add.reduceat(count[rest], edges, dtype=np.int64),
+        "longest": rest[_argmax(busy[rest], edges)],
     }  # fmt: skip
-    single = {"row": row, "start": start, "end": end, "busy": busy, "count": count.astype(np.int64)}
+    single = {"row": row, "start": start, "end": end, "busy": busy, "count": count}
     both = {name: np.append(joined[name], single[name][alone]) for name in single}
     longest = np.append(joined["longest"], alone)
     order = np.lexsort((both["start"], both["row"]))
@@ -76,32 +76,36 @@ def join_small(row: Ints, start: Ints, end: Ints, busy: Ints, count: Ints, *, lo
     return Joined(**found, longest=longest[order], single=found["count"] == 1, cell_ns=cell)
 
 
-def _cell(row: Ints, start: Ints, length: Ints, lo: int, hi: int, most: int) -> int:
-    """Return the smallest cell of span/2^k that keeps to `most` bars; the coarsest is the whole window."""
-    span = max(hi - lo, 1)
+def _cell(span: int, depth: int) -> int:
+    """Return the width of one of 2^depth cells; of the only one, more than the window, so that all is shorter."""
+    return max(span >> depth, 1) if depth else span + 1
+
+
+def _depth(place: Ints, length: Ints, span: int, most: int) -> int:
+    """Return how often the window can be halved with at most `most` bars; 0 if not even once."""
     coarse, fine = 0, FINEST
     while coarse < fine:
         middle = (coarse + fine + 1) // 2
-        if _bars(row, start, length, lo, max(span >> middle, 1)) <= most:
+        short = np.flatnonzero(length < _cell(span, middle))
+        joined = np.count_nonzero(_starts(place[short] >> (FINEST - middle)))
+        if len(place) - len(short) + joined <= most:
             coarse = middle
         else:
             fine = middle - 1
-    return max(span >> coarse, 1) if coarse else span + 1
+    return coarse
 
 
-def _bars(row: Ints, start: Ints, length: Ints, lo: int, cell: int) -> int:
-    short = np.flatnonzero(length < cell)
-    if not len(short):
-        return len(row)
-    place = (start[short] - lo) // cell
-    groups = 1 + int(np.count_nonzero((np.diff(row[short]) != 0) | (np.diff(place) != 0)))
-    return len(row) - len(short) + groups
+def _starts(place: Ints) -> Ints:
+    """Whether each place differs from the one before."""
+    new = np.ones(len(place), bool)
+    np.not_equal(place[1:], place[:-1], out=new[1:])
+    return new
 
 
-def _argmax(value: Ints, number: Ints, edges: Ints) -> Ints:
+def _argmax(value: Ints, edges: Ints) -> Ints:
     """Return the position of the largest value of every run; the first of several."""
     top = np.maximum.reduceat(value, edges)
-    hits = np.flatnonzero(value == top[number])
-    first = np.unique(number[hits], return_index=True)[1]
-    result: Ints = hits[first]
+    sizes = np.diff(np.append(edges, len(value)))
+    hits = np.flatnonzero(value == np.repeat(top, sizes))
+    result: Ints = hits[np.searchsorted(hits, edges)]
     return result

@@ -193,16 +193,19 @@ def _read_rank(engine: Any, at: Moment, rank: int, clocks: Rows, idle: _Gaps, *,
     rows = read_events(engine, at.key, rank, low, high, host=host).unify_dictionaries().combine_chunks()
     start = align(clocks, rows["start_ns"].to_numpy()) - at.origin_ns
     end = start + np.maximum(rows["dur_ns"].to_numpy(), 1)  # lengths are of the rank's own clock
-    inside = np.flatnonzero((end > 0) & (start < at.length_ns))
-    rows, start, end = rows.take(inside), start[inside], end[inside]
+    order = _in_order(start, end)
+    order = order[(end[order] > 0) & (start[order] < at.length_ns)]
+    start, end = start[order], end[order]
     group, groups = _lanes(rows)
-    depth = _depths(start, end, np.where(np.array([g["kind"] == "host" for g in groups] + [False])[group], group, -1))
+    group = group[order]
+    depth = _depths(start, end, group, [one["kind"] == "host" for one in groups])
     names, name = _names(rows["name"])
+    name = name[order]
     gaps = _gaps(idle.of(rank), at, clocks)
-    made = [Slot(**{**groups[g], "depth": d}) for g, d in _pairs(group, depth)]
-    slot = _codes(group, depth)
+    used, slot = _renumber(group * DEPTHS + depth, len(groups) * DEPTHS)
+    made = [Slot(**{**groups[code // DEPTHS], "depth": code % DEPTHS}) for code in used.tolist()]
     slots = [*made, *(Slot("idle", "idle", (1, i), CAUSES[i]) for i in range(len(CAUSES)))]
-    event = (rows["segment"].to_numpy().astype(np.int64) << 40) | rows["event_id"].to_numpy()
+    event = (rows["segment"].to_numpy()[order].astype(np.int64) << 40) | rows["event_id"].to_numpy()[order]
     columns = {
         "slot": np.append(slot, len(made) + gaps["cause"]), "start": np.append(start, gaps["start"]),
         "end": np.append(end, gaps["end"]), "busy": np.append(end - start, gaps["idle"]),
@@ -210,19 +213,41 @@ def _read_rank(engine: Any, at: Moment, rank: int, clocks: Rows, idle: _Gaps, *,
         "name": np.append(name, gaps["name"] + len(names)).astype(np.int32),
         "event": np.append(event, np.full(len(gaps["start"]), -1, np.int64)),
     }  # fmt: skip
-    return _sorted(slots, columns, [*names, *gaps["names"]])
+    return _by_slot(slots, columns, [*names, *gaps["names"]])
 
 
-def _sorted(slots: list[Slot], columns: dict[str, Ints], names: list[str]) -> RankEvents:
-    """Put rows in order of slot and start; slots without rows are dropped."""
+def _in_order(start: Ints, end: Ints) -> Ints:
+    """Return the rows by start, and of equal starts the longer first; nearly free where they come sorted by start."""
+    order: Ints = np.argsort(start, kind="stable")
+    equal = np.diff(start[order]) == 0
+    if equal.any():
+        some = np.flatnonzero(np.append(equal, False) | np.append(False, equal))
+        rows = order[some]
+        order[some] = rows[np.lexsort((-end[rows], start[rows]))]
+    return order
+
+
+def _grouped(number: Ints, most: int) -> Ints:
+    """Return the rows by number, each number's in the order they had; small numbers are sorted without comparing."""
+    return np.argsort(number.astype(np.int16 if most < 2**15 else np.int64), kind="stable")
+
+
+def _renumber(codes: Ints, most: int) -> tuple[Ints, Ints]:
+    """Return the codes below `most` that occur, and the place of each row's among them."""
+    there = np.bincount(codes, minlength=most) > 0
+    return np.flatnonzero(there), (np.cumsum(there) - 1)[codes]
+
+
+def _by_slot(slots: list[Slot], columns: dict[str, Ints], names: list[str]) -> RankEvents:
+    """Put rows that are in order of start in order of slot; slots without rows are dropped."""
     order = sorted(range(len(slots)), key=lambda i: (*slots[i].order, slots[i].depth))
     place = np.empty(len(slots), np.int64)
     place[order] = np.arange(len(slots))
     slot = place[columns["slot"]]
-    rows = np.lexsort((columns["start"], slot))
-    slot = slot[rows]
-    there, first = np.unique(slot, return_index=True)
-    edges = np.append(first, len(slot))
+    rows = _grouped(slot, len(slots))
+    sizes = np.bincount(slot, minlength=len(slots))
+    there = np.flatnonzero(sizes)
+    edges = np.append(0, np.cumsum(sizes[there]))
     found = {name: column[rows] for name, column in columns.items() if name != "slot"}
     reach = found["end"].copy()
     for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
@@ -237,7 +262,7 @@ def _names(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
     coded = column.combine_chunks()
     coded = coded if isinstance(coded, pa.DictionaryArray) else coded.dictionary_encode()
     codes = pc.fill_null(coded.indices, len(coded.dictionary)).to_numpy(zero_copy_only=False)
-    used, code = np.unique(codes, return_inverse=True)
+    used, code = _renumber(codes, len(coded.dictionary) + 1)
     texts = pa.concat_arrays([coded.dictionary.cast(pa.utf8()), pa.array(["(no name)"])])
     return texts.take(pa.array(used)).to_pylist(), code.astype(np.int32)
 
@@ -309,28 +334,19 @@ DEPTHS = 3
 """Rows of a class of a host thread: calls that are nested deeper share the last."""
 
 
-def _depths(start: Ints, end: Ints, group: Ints) -> Ints:
-    """Return how many events of its group enclose each event, at most DEPTHS - 1; group -1 has no depth."""
-    order = np.lexsort((-end, start, group))
-    order = order[group[order] >= 0]
+def _depths(start: Ints, end: Ints, group: Ints, nested: list[bool]) -> Ints:
+    """Return how many events of its group enclose each event, at most DEPTHS - 1; rows are in order (_in_order).
+
+    Groups that are not nested have no depth.
+    """
     depth = np.zeros(len(start), np.int64)
-    if not len(order):
-        return depth
-    edges = np.flatnonzero(np.append(True, np.diff(group[order]) != 0))
-    for low, high in zip(edges.tolist(), [*edges[1:].tolist(), len(order)], strict=True):
-        rows = order[low:high]
+    order = _grouped(group, len(nested))
+    edges = np.append(0, np.cumsum(np.bincount(group, minlength=len(nested)))).tolist()
+    for number in np.flatnonzero(nested).tolist():
+        rows = order[edges[number] : edges[number + 1]]
         open_now = np.arange(len(rows)) - np.searchsorted(np.sort(end[rows]), start[rows], side="right")
         depth[rows] = np.clip(open_now, 0, DEPTHS - 1)
     return depth
-
-
-def _codes(group: Ints, depth: Ints) -> Ints:
-    _, codes = np.unique(group * DEPTHS + depth, return_inverse=True)
-    return codes
-
-
-def _pairs(group: Ints, depth: Ints) -> list[tuple[int, int]]:
-    return [divmod(code, DEPTHS) for code in np.unique(group * DEPTHS + depth).tolist()]
 
 
 class _Gaps:
@@ -358,7 +374,8 @@ def _gaps(rows: pa.Table, at: Moment, clocks: Rows) -> dict[str, Any]:
         return {"names": [], **dict.fromkeys(("cause", "start", "end", "idle", "stretches", "name"), empty)}
     start = align(clocks, rows["start_ns"].to_numpy()) - at.origin_ns
     end = start + rows["dur_ns"].to_numpy()
-    inside = np.flatnonzero((end > 0) & (start < at.length_ns))
+    inside = np.argsort(start, kind="stable")
+    inside = inside[(end[inside] > 0) & (start[inside] < at.length_ns)]
     rows = rows.take(inside)
     cause = pc.fill_null(pc.index_in(rows["cause"].cast(pa.utf8()), pa.array(CAUSES)), len(CAUSES) - 1)
     said = [_names(pc.fill_null(rows[name].cast(pa.utf8()), "")) for name in ("culprit", "where")]

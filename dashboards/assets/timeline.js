@@ -232,8 +232,8 @@
       pen.font = "11px " + FONT; pen.fillStyle = colours.muted;
       pen.fillText(clock, after, at);
       if (error === null || data.heads.length < 2) continue;
-      const centre = Math.max(left + 0.62 * width, after + pen.measureText(clock).width + 20), half = error * scale;
-      const ends = [Math.max(left, centre - half), Math.min(right, centre + half)];
+      const half = error * scale, from = after + pen.measureText(clock).width + 12; /* right beside the words */
+      const centre = Math.min(from + half, (from + right) / 2), ends = [Math.max(from, centre - half), Math.min(right, centre + half)];
       line([[ends[0], at], [ends[1], at]], colours.bad, [], 1.5);
       for (const one of half > 3 ? [centre, ...ends] : [centre]) line([[one, at - 4], [one, at + 4]], colours.bad, [], 1.5);
     }

@@ -71,8 +71,8 @@ def kinds(found: Context) -> Any:
             html.Span([dcc.Link(fmt.clean(row["group"] or "unknown", 30), href=link), " ",
                        cards.badge("chosen", "info") if here else ""]),
             row["op"], fmt.count(row["size"]), fmt.count(row["instances"] + row["alone"]),
-            fmt.UNKNOWN if row["median_bytes"] is None else fmt.si(row["median_bytes"], "B"),
-            fmt.UNKNOWN if row["busbw_gbps"] is None else f"{row['busbw_gbps']:,.3g} GB/s",
+            fmt.size(row["median_bytes"]),
+            fmt.speed(row["busbw_gbps"]),
             html.Span(share, title=f"share{peak}" if peak else "the peak of the link is not known"),
             fmt.duration(row["wait_ns"]), fmt.duration(row["transfer_ns"]), fmt.duration(exposed),
         ])  # fmt: skip
@@ -223,10 +223,10 @@ def instances(found: Context) -> Any:
     cells = [
         [dcc.Link(f"{row['instance']}", href=found.link(instance=row["instance"])), fmt.count(row["step"]),
          fmt.clean(row["group"] or "unknown", 24), row["op"],
-         fmt.UNKNOWN if row["bytes"] is None else fmt.si(row["bytes"], "B"), fmt.duration(row["skew_ns"]),
+         fmt.UNKNOWN if row["bytes"] is None else fmt.size(row["bytes"]), fmt.duration(row["skew_ns"]),
          fmt.UNKNOWN if row["last_rank"] is None else f"rank {row['last_rank']}",
          fmt.duration(row["exposed_wait_ns"]), fmt.duration(row["exposed_transfer_ns"]),
-         fmt.UNKNOWN if row["busbw_gbps"] is None else f"{row['busbw_gbps']:,.3g} GB/s",
+         fmt.speed(row["busbw_gbps"]),
          cards.badge(row["class"] or fmt.UNKNOWN, CLASSES.get(row["class"] or "", ""))]
         for row in rows
     ]  # fmt: skip
@@ -249,8 +249,8 @@ def one_instance(found: Context) -> Any:
     facts = [
         f"{one['op']} in {fmt.clean(one['group'] or 'unknown', 30)}",
         f"step {one['step']}" if one["step"] is not None else "",
-        fmt.si(one["bytes"], "B") if one["bytes"] is not None else "",
-        f"{one['busbw_gbps']:,.3g} GB/s" if one["busbw_gbps"] is not None else "",
+        fmt.size(one["bytes"]) if one["bytes"] is not None else "",
+        fmt.speed(one["busbw_gbps"]) if one["busbw_gbps"] is not None else "",
         f"skew {fmt.duration(one['skew_ns'])}" if one["skew_ns"] is not None else "",
         f"clocks {u}",
         f"{len(rows)} of {one['size']} members traced" if one["size"] else f"{len(rows)} members traced",

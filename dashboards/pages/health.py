@@ -51,7 +51,7 @@ def events(found: Context) -> Any:
     kinds = list(dict.fromkeys(row["kind"] for row in strip.rows))
     marks = [figures_health.style_of(kind, found.theme)[::-1][:2] for kind in kinds]
     few = f"the last {len(strip.rows):,} of " if len(strip.rows) < strip.total else ""
-    sub = f"{few}{strip.total:,} events on {len(strip.nodes):,} nodes, warnings and faults"
+    sub = f"{few}{fmt.plural(strip.total, 'event')} on {fmt.plural(len(strip.nodes), 'node')}, warnings and faults"
     return cards.card(
         title,
         [cards.legend(marks), cards.chart(chart, "node-health.events")],

@@ -225,7 +225,7 @@ def findings(found: Context) -> Any:
             )
         )
     return cards.card(
-        "What to do next", parts, sub="largest gain first; open one for its evidence", csv=found.csv("run.findings")
+        "What to do next", parts, sub="what to fix first; open one for its evidence", csv=found.csv("run.findings")
     )
 
 

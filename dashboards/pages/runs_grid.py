@@ -21,20 +21,20 @@ SHOWN_ROWS = 12
 
 
 COLUMNS = (
-    ("run", "Run", {"cellRenderer": "PerfkitLink", "flex": 2, "minWidth": 130}),
-    ("cluster", "Cluster", {"flex": 1, "minWidth": 90}),
-    ("user", "User", {"flex": 1, "minWidth": 80}),
-    ("model", "Model", {"flex": 1, "minWidth": 90}),
+    ("run", "Run", {"cellRenderer": "PerfkitLink", "flex": 2, "minWidth": 112}),
+    ("cluster", "Cluster", {"flex": 1, "minWidth": 84}),
+    ("user", "User", {"flex": 1, "minWidth": 68}),
+    ("model", "Model", {"flex": 1, "minWidth": 100}),
     ("state", "State", {"width": 86}),
     ("gpus", "GPUs", {"type": "rightAligned", "width": 74}),
-    ("start", "Start (UTC)", {"width": 152, "colId": "start_ns"}),
+    ("start", "Start (UTC)", {"width": 138, "colId": "start_ns"}),
     ("hours", "Hours", {"type": "rightAligned", "width": 78}),
     ("mfu", "MFU", {"type": "rightAligned", "width": 76}),
     ("effective_mfu", "Eff. MFU", {"type": "rightAligned", "width": 92}),
     ("goodput", "Goodput", {"type": "rightAligned", "width": 88}),
-    ("tokens_per_gpu_s", "Tokens/s/GPU", {"type": "rightAligned", "width": 116}),
-    ("lost_hours", "GPU-h lost", {"type": "rightAligned", "width": 112, "sort": "desc"}),
-    ("interruptions", "Interruptions", {"type": "rightAligned", "width": 112}),
+    ("tokens_per_gpu_s", "Tokens/s/GPU", {"type": "rightAligned", "width": 108}),
+    ("lost_hours", "GPU-h lost", {"type": "rightAligned", "width": 100, "sort": "desc"}),
+    ("interruptions", "Interruptions", {"type": "rightAligned", "width": 106}),
 )
 
 
