@@ -1,4 +1,4 @@
-"""How fast the dashboard answers on a year of a simulated fleet (2,000 runs, one of 4,096 ranks).
+"""How fast the dashboard answers on a year of a simulated fleet (2,000 runs, one of 4,096 ranks) and two traced runs.
 
     python benchmarks/dashboard.py                         makes the store first (a few minutes)
     python benchmarks/dashboard.py --store fleet/ --seconds 60 --users 20
@@ -73,6 +73,7 @@ def main() -> None:
         if not args.store:
             options = ["--clusters", "3", "--days", "365", "--runs", "2000", "--seed", "1", "-o", store]
             subprocess.run([sys.executable, "-m", "perfkit", "simulate", "fleet", *options], check=True)
+            add_traced(Path(folder), store)
         measure_data(store)
         views = walk(store)
         measure_sections(store, views)
@@ -83,6 +84,19 @@ def main() -> None:
                 measure_users(port, views, args.users, seconds, pause, server)
             if not args.no_browser:
                 measure_browser(port, views)
+
+
+def add_traced(folder: Path, store: str) -> None:
+    """Add two runs with traces and an analysis, for the pages that need them."""
+    job = ["--ranks", "8", "--parallel", "dp=4,tp=2", "--layers", "24", "--steps", "4"]
+    for run, fault in (("traced", []), ("traced-slow", ["--fault", "slow-rank:5:1.3x"])):
+        traces = str(folder / run)
+        for words in (
+            ["simulate", "trace", *job, *fault, "-o", traces],
+            ["ingest", traces, "--store", store, "--cluster", "lab", "--run", run],
+            ["analyze", f"lab/{run}", "--store", store, "--format", "json", "-o", str(folder / "report.json")],
+        ):
+            subprocess.run([sys.executable, "-m", "perfkit", *words], check=True, stdout=subprocess.DEVNULL)
 
 
 def measure_data(store: str) -> None:
@@ -105,7 +119,7 @@ def walk(store: str) -> list[tuple[str, str]]:
     views = [View(), View(range="7d"), View(range="1y"), View(search="llama")]
     for name in source.clusters():
         views += [View(page="cluster", cluster=name, gpu=gpu) for gpu in ("mfu", "temperature", "health")]
-        views.append(View(page="cluster", cluster=name, range="1y"))
+        views += [View(page="cluster", cluster=name, range="1y"), View(page="node-health", cluster=name)]
         rows, _ = data_fleet.runs(source, View(clusters=(name,)), count=3)
         views += [View(page="run", cluster=name, run=row["run"]) for row in rows]
     giant = source.ask("SELECT cluster, run FROM runs ORDER BY world_size DESC LIMIT 1")
@@ -114,6 +128,12 @@ def walk(store: str) -> list[tuple[str, str]]:
             View(page="ranks", cluster=row["cluster"], run=row["run"], quantity=quantity, rank=0)
             for quantity in ("own_work", "compute", "exposed_comm")
         ]
+    traced = sorted(path.name.removeprefix("run=") for path in Path(store).glob("events/cluster=lab/run=*"))
+    for run in traced:
+        one = View(page="run", cluster="lab", run=run)
+        views += [one, *(one.to(page) for page in ("ranks", "collectives", "kernels", "timeline"))]
+        views += [one.to("timeline", lanes="all"), one.to("timeline", lo=10_000_000, hi=14_000_000)]
+        views += [one.to("compare", base=other) for other in traced if other != run]
     return [(view.page, view.query()) for view in views]
 
 
@@ -198,8 +218,8 @@ class serving:  # noqa: N801
         self.process.wait(timeout=30)
 
 
-def callbacks(page: str, query: str) -> list[tuple[str, bytes]]:
-    """Return the requests that a browser sends for a view: status, page, sections, and the grid's first rows."""
+def callbacks(page: str, query: str) -> list[tuple[str, bytes | str]]:
+    """Return what a browser asks for a view: status, page, sections, the grid's first rows, the timeline's picture."""
     from perfkit_dashboards.pages import PAGES
 
     view = {
@@ -223,13 +243,15 @@ def callbacks(page: str, query: str) -> list[tuple[str, bytes]]:
     laid = body(out(("page", "children"), ("crumbs", "children"), ("shown", "data")),
                 "..page.children...crumbs.children...shown.data..", [view],
                 [{"id": "shown", "property": "data"}])  # fmt: skip
-    found = [("status", status), ("page", laid)]
+    found: list[tuple[str, bytes | str]] = [("status", status), ("page", laid)]
     spec = '..{"part":"body","section":["MATCH"]}.children...{"part":"drawn","section":["MATCH"]}.data..'
     for section in PAGES[page].sections:
         ids = ({"part": "body", "section": section.name}, {"part": "drawn", "section": section.name})
         state = [{"id": ids[0], "property": "id", "value": ids[0]}, {"id": ids[1], "property": "data"}]
         found.append((section.name, body(out((ids[0], "children"), (ids[1], "data")), spec,
                                          [view, {"id": "refresh", "property": "data"}], state)))  # fmt: skip
+    if page == "timeline":
+        found.append(("timeline window", f"/export/timeline.json{query}"))
     if page == "fleet":
         rows = {"id": "runs", "property": "getRowsRequest", "value": {"startRow": 0, "endRow": 100, "sortModel": []}}
         found.append(("runs rows", body(out(("runs", "getRowsResponse")), "runs.getRowsResponse", [rows], [view])))
@@ -251,13 +273,16 @@ def measure_users(
     errors: list[str] = []
     lock = threading.Lock()
 
-    def visit(seed: int, chosen: Iterator[list[tuple[str, bytes]]], wait: float, note: bool) -> None:
+    def visit(seed: int, chosen: Iterator[list[tuple[str, bytes | str]]], wait: float, note: bool) -> None:
         connection = HTTPConnection("127.0.0.1", port, timeout=120)
         time.sleep(wait * seed / users)
         for page in chosen:
             for name, data in page:
                 began = time.perf_counter()
-                connection.request("POST", "/_dash-update-component", data, {"Content-Type": "application/json"})
+                if isinstance(data, str):
+                    connection.request("GET", data)
+                else:
+                    connection.request("POST", "/_dash-update-component", data, {"Content-Type": "application/json"})
                 answer = connection.getresponse()
                 size = len(answer.read())
                 took = time.perf_counter() - began
@@ -269,14 +294,16 @@ def measure_users(
                         errors.append(f"{name}: {answer.status}")
             time.sleep(wait)
 
-    def walkers(count: int, make: Callable[[int], Iterator[list[tuple[str, bytes]]]], wait: float, note: bool) -> None:
+    def walkers(
+        count: int, make: Callable[[int], Iterator[list[tuple[str, bytes | str]]]], wait: float, note: bool
+    ) -> None:
         threads = [threading.Thread(target=visit, args=(i, make(i), wait, note)) for i in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    def wander(seed: int) -> Iterator[list[tuple[str, bytes]]]:
+    def wander(seed: int) -> Iterator[list[tuple[str, bytes | str]]]:
         dice = random.Random(seed)
         while time.monotonic() < until:
             yield dice.choice(requests)

@@ -1,4 +1,4 @@
-"""How fast the dashboard's timeline answers on a step of 8 ranks with a million events.
+"""How fast the dashboard's timeline answers on a step of 8 ranks with a million events that have a duration.
 
     python benchmarks/timeline.py                      makes the store first: simulate, ingest, analyze (minutes)
     python benchmarks/timeline.py --store big/ --no-browser
@@ -44,15 +44,17 @@ REPEATS = 3
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", help="a store that this script made; made if absent")
-    parser.add_argument("--layers", type=int, default=680, help="of the simulated model; 680 give a million events")
+    parser.add_argument(
+        "--layers", type=int, default=980, help="of the simulated model; 980 give a million that are drawn"
+    )
     parser.add_argument("--no-browser", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = args.store or str(Path(folder, "store"))
         if not Path(store).exists():
             make(Path(folder), store, args.layers)
-        length, events = about(store)
-        print(f"\n{events:,} events in one step of 8 ranks, {length / 1e6:,.1f} ms long")
+        length, events, drawn = about(store)
+        print(f"\n{events:,} events in one step of 8 ranks, {length / 1e6:,.1f} ms long; {drawn:,} have a duration")
         measure_answers(store, length)
         if not args.no_browser:
             measure_browser(store)
@@ -83,8 +85,8 @@ def make(folder: Path, store: str, layers: int) -> None:
     run("analyze", f"sim/{RUN}", "--store", store, "--format", "json", "-o", str(folder / "report.json"))
 
 
-def about(store: str) -> tuple[int, int]:
-    """Return the length of the step, and its events."""
+def about(store: str) -> tuple[int, int, int]:
+    """Return the length of the step, its events, and those of them that are drawn: arrows have no duration."""
     from perfkit_dashboards import data_timeline
     from perfkit_dashboards.data import Source
     from perfkit_dashboards.view import View
@@ -93,7 +95,8 @@ def about(store: str) -> tuple[int, int]:
 
     at = data_timeline.moment(Source(store), View(page="timeline", cluster="sim", run=RUN))
     assert at is not None
-    return at.length_ns, sum(commit.num_events for commit in Store(store).committed("sim", RUN, 0))
+    durations = Store(store).read("events", run=RUN, columns=["dur_ns"])["dur_ns"]
+    return at.length_ns, len(durations), len(durations) - durations.null_count
 
 
 def ask(port: int, query: str) -> tuple[float, int, int]:
