@@ -29,7 +29,7 @@ from perfkit.sources.chunks import Chunk, Chunks, FileChunks, fresh_buffer, pref
 from perfkit.sources.inputs import SliceStream
 from perfkit.sources.scan import PADDING, Memory, Plan, ScanResult, Status, have_c_scanner, scan_chunk, scan_file
 
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 12 << 20
 """Of a buffer: whole huge pages, large enough that what Python does for each is little beside the scan."""
 SLICE_BYTES = 1 << 20
 """Of what is read from a file at once: stays in the second-level cache."""
