@@ -8,10 +8,11 @@
 Every measurement is a process of its own that imports first and then reads once, so that start-up is not
 counted and peak RSS is the reader's. Rounds are interleaved (all tools, then all again) and the best wall and the
 best CPU time of each are printed: this is a shared machine. Each tool reads a small file twice in a row: a virtual
-machine gives freed memory back to its host, and who comes next has to wait for it. Ratios are of these times in this run: `x wall` and
-`x CPU` against HTA's load, which is what TraceAnalysis() does per file, and `x reader` of wall times against its JSON
-reader alone, the faster of its two measures. `x CPU` is of the CPU time of all threads, whatever the number of cores:
-the work that is saved, where `x wall` is the time that is saved. MB/s and events/s are by wall time.
+machine gives freed memory back to its host, and who comes next has to wait for it. Ratios are of these times in this
+run: `x wall` and `x CPU` against HTA's load, which is what TraceAnalysis() does per file, and `x reader` of wall times
+against its JSON reader alone, the faster of its two measures. `x CPU` is of the CPU time of all threads, whatever
+the number of cores: the work that is saved, where `x wall` is the time that is saved. MB/s and events/s are by wall
+time.
 
 What is compared, as equally as the tools allow:
   columns    all events as typed columns in memory. perfkit: every table, dictionary-encoded. json, orjson:

@@ -187,8 +187,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--engine-ranks", type=int, default=128, help="files of the efficiency's dump")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--engine-ranks", type=int, default=512, help="files of the efficiency's dump")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--disk", type=Path, help="where stores are written (default: the temporary folder)")
     parser.add_argument(
         "--cache", type=Path, default=os.environ.get("PERFKIT_BENCH_CACHE"), help="where dumps are kept"

@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # what only workers need is imported with the first of them
     import subprocess
     from multiprocessing.connection import Connection
 
+SHARE = "PERFKIT_WORKER_CPUS"
+"""Environment variable of a worker: how many CPUs are its own."""
 _GRACE_SECONDS = 3.0
 _WATCH_SECONDS = 0.2
 
@@ -103,7 +105,9 @@ class LocalEngine:
 
 
 def available_cpus() -> int:
-    """CPUs that this process may use: affinity, and the quota of a container."""
+    """CPUs that this process may use: its share if it is a worker, affinity, and the quota of a container."""
+    if share := os.environ.get(SHARE):
+        return int(share)
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -186,7 +190,7 @@ class _Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output belongs to the command: with --format json it is one document
                 start_new_session=True,  # Ctrl-C goes to the parent alone, which ends them; see the lifeline
-                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+                env={**os.environ, "OMP_NUM_THREADS": str(threads), SHARE: str(threads)},
             )
         except BaseException:
             os.close(write_end)

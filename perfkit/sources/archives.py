@@ -316,6 +316,7 @@ class ZipStream(Stream):
         super().__init__(path, limits)
         self._crc = 0
         self._member = member
+        self.waits = not isinstance(file, Path)
         if member.method == _ZIP_STORED:
             self._inner = raw_member(file, member, path=path, limits=limits)
         elif member.method == _ZIP_DEFLATED:

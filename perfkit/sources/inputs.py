@@ -97,6 +97,8 @@ class Stream(_RawIO):
         self.bytes_out = 0
         self.slow = True
         """Reading takes long enough (decompression, a network) to be worth a thread beside the parser."""
+        self.waits = False
+        """It does so because it waits, which needs no CPU."""
         self._pending = b""
 
     def readable(self) -> bool:
@@ -162,7 +164,7 @@ class SliceStream(Stream):
     ) -> None:
         super().__init__(path, limits or Limits())
         self._left = length
-        self.slow = not isinstance(file, Path)
+        self.slow = self.waits = not isinstance(file, Path)
         self._file = open_regular(file, path=path)
         if offset:
             self._file.seek(offset)
@@ -229,6 +231,7 @@ class _Decoder(Stream):
         super().__init__(path, limits or Limits())
         self._reopen = reopen
         self._raw = reopen()
+        self.waits = self._raw.waits
         self._rest: Iterator[bytes] | None = None
 
     def _fill(self, view: memoryview) -> int:

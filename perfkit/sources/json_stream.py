@@ -24,9 +24,10 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from perfkit.engine.local import available_cpus
 from perfkit.errors import CorruptInput, UnsafeInput, UnsupportedInput
 from perfkit.sources.chunks import Chunk, Chunks, FileChunks, fresh_buffer, prefetch
-from perfkit.sources.inputs import SliceStream
+from perfkit.sources.inputs import SliceStream, Stream
 from perfkit.sources.scan import PADDING, Memory, Plan, ScanResult, Status, have_c_scanner, scan_chunk, scan_file
 
 CHUNK_BYTES = 12 << 20
@@ -240,8 +241,7 @@ class TraceWalk:
 
         source = self._chunks = self._open_chunks()
         with _pool(self._threads) as pool:
-            beside = getattr(self._stream, "slow", False)
-            chunks: Iterator[Chunk] = prefetch(iter(source), stop) if beside else iter(source)
+            chunks: Iterator[Chunk] = prefetch(iter(source), stop) if self._reads_beside() else iter(source)
             more = True
             try:
                 while more or waiting:
@@ -287,6 +287,11 @@ class TraceWalk:
                 stop.set()
                 chunks.close()  # type: ignore[attr-defined]  # both are generators
         self._finish(foot, carried)
+
+    def _reads_beside(self) -> bool:
+        """Say whether a thread for reading pays: whoever has one CPU gains nothing by decompressing beside the scan."""
+        stream = self._stream
+        return isinstance(stream, Stream) and stream.slow and (stream.waits or available_cpus() > 1)
 
     def _finish(self, foot: bytearray | None, carried: bytes) -> None:
         stream_problem = getattr(self._stream, "problem", None)

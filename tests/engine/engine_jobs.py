@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from perfkit.engine.base import Later, report_progress
+from perfkit.engine.local import available_cpus
 
 
 def square(x):
@@ -19,7 +20,8 @@ def where(x):
 
 
 def environment(x):
-    return os.environ.get("OMP_NUM_THREADS"), getattr(sys.modules["__main__"], "__file__", None)
+    threads = os.environ.get("OMP_NUM_THREADS"), available_cpus()
+    return threads, getattr(sys.modules["__main__"], "__file__", None)
 
 
 def fail_on_odd(x):
