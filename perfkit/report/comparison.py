@@ -172,7 +172,7 @@ def _change(value: float | None, unit: str) -> str:
         return "–"
     if unit == "ns_per_step":
         return signed_duration(value)
-    return f"{value:+.2f}" if unit == "points" else f"{value:+.1%}"
+    return (f"{value:+.2f}" if unit == "points" else f"{value:+.1%}").replace("-", "−")
 
 
 def _row(row: Row) -> str:

@@ -172,7 +172,7 @@ def test_the_nanogpt_pair_can_be_read(traces):
     )
     found = compare(base, new)
     assert found.verdict == "unknown"  # four steps each
-    assert headline(found).startswith("no verdict: step time -0.9%")
+    assert headline(found).startswith("no verdict: step time −0.9%")
     parts = {part.name: part for part in found.parts}
     assert parts["exposed_comm"].new < parts["exposed_comm"].base  # the hook starts gradient exchange earlier
     assert any(row.name.startswith("reduce_scatter") for row in found.collectives)
