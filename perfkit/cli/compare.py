@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "(default: 0.005 is assumed, nothing if the steps swing or stall)")  # fmt: skip
     parser.add_argument("--store", metavar="DIR", help="store in which BASE and NEW are runs")
     parser.add_argument("--model", help="as for `perfkit analyze`: gives MFU")
-    parser.add_argument("--tokens-per-step", type=float, help="tokens of a step of the whole job")
+    parser.add_argument("--tokens-per-step", metavar="N", help="tokens of one step of the whole job; 4M is 4 million")
     parser.add_argument("--seq-len", type=int)
     parser.add_argument("--hardware")
     parser.add_argument("--level", type=float, default=0.05, help="chance of a false alarm (default: 0.05)")
@@ -96,9 +96,11 @@ def _load(name: str, args: argparse.Namespace) -> tuple[Report, pa.Table | None]
     """Return the analysis of one side, and its recorded steps if it is a run in a store."""
     import perfkit
     from perfkit.analysis.stored import find_run, is_store, recorded_steps
+    from perfkit.cli.analyze import parse_count
     from perfkit.store import Store
 
-    asked: dict[str, Any] = {name: getattr(args, name) for name in ("model", "tokens_per_step", "seq_len", "hardware")}
+    asked: dict[str, Any] = {name: getattr(args, name) for name in ("model", "seq_len", "hardware")}
+    asked["tokens_per_step"] = parse_count(args.tokens_per_step) if args.tokens_per_step else None
     place = args.store or (name if is_store(name) else None)
     if place is None:
         return perfkit.analyze(name, **asked), None
