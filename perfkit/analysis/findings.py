@@ -66,7 +66,8 @@ def _weight(finding: Finding, causes: dict[str, float], whole: dict[str | None, 
 
 def _with_gain(finding: Finding, facts: Facts) -> dict[str, Any]:
     """Add the MFU that would be reached if the time were gone."""
-    if finding.points is None or facts.mfu is None or not finding.points < 100:
+    other_peak = finding.id == "gemm_precision"  # in another number format MFU is against another peak
+    if finding.points is None or facts.mfu is None or not finding.points < 100 or other_peak:
         return finding.evidence
     return {**finding.evidence, "mfu_without_it": min(1.0, facts.mfu / (1 - finding.points / 100))}
 

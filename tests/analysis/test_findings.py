@@ -315,6 +315,13 @@ def test_fp32_products_are_found_on_a_device_that_has_bf16() -> None:
     assert "gemm_precision" not in ids(device_ops((*product[:2], "nvjet_gemm", 400)))
 
 
+def test_products_of_a_cpu_are_not_called_too_precise() -> None:
+    product = shapes(op(50, 9 * MS, "aten::mm"), [512, 512], [512, 512], dtype="float")
+    found = analyze_tables(tables(step(0, 0, 10 * MS), product), hardware=H100)  # whatever the peaks
+    assert found.summary["totals"]["compute_ns"] > 8 * MS
+    assert "gemm_precision" not in ids(found)
+
+
 def test_without_shapes_the_kernels_name_tells_fp32_and_the_advice_is_for_what_the_device_has() -> None:
     rows = [step(0, 0, 10 * MS), op(0, 50, "aten::mm"), call(10, 20, 1), kernel(100, 9 * MS, 1, "volta_sgemm_64x64_nt")]
     volta = finding(analyze_tables(tables(*rows), hardware="Tesla V100-SXM2-32GB"), "gemm_precision")
