@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -81,9 +82,9 @@ def child(what: str, arguments: list[str]) -> None:
         answer = perfkit.analyze("job", store=store, engine=LocalEngine(int(workers)))
         found = {"ranks": answer.summary["scope"]["ranks_traced"], "events": answer.summary["quality"]["events"]}
     wall = time.perf_counter() - started
-    own, workers_peak = (
-        resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
+    # ru_maxrss counts the memory of the process that started this one; a worker's is at most what is said
+    own = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+    workers_peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     print(json.dumps({"wall": wall, "cpu": _cpu() - before, "driver_mb": own, "worker_mb": workers_peak, **found}))
 
 

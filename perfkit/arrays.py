@@ -122,12 +122,13 @@ def constant(value: int, type_: pa.DataType, length: int) -> pa.Array:
     """Return one integer, repeated; the small ones share their memory."""
     if length > SHARED_ROWS:
         return from_numpy(np.full(length, value, _NUMPY[type_]))
-    return _shared(value, type_).slice(0, length)
+    memory = _shared(value, type_).slice(0, length * type_.byte_width)  # not of an array, which pickles all of it
+    return pa.Array.from_buffers(type_, length, [None, memory], 0)
 
 
 @lru_cache(maxsize=8)
-def _shared(value: int, type_: pa.DataType) -> pa.Array:
-    return from_numpy(np.full(SHARED_ROWS, value, _NUMPY[type_]))
+def _shared(value: int, type_: pa.DataType) -> pa.Buffer:
+    return pa.py_buffer(np.full(SHARED_ROWS, value, _NUMPY[type_]))
 
 
 def from_list(values: Sequence[Any], type_: pa.DataType) -> pa.Array:

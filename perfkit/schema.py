@@ -549,7 +549,7 @@ COLLECTIVES = TableSchema(
         Column("size", pa.int64(), "Members of the instance: of its group, 2 for a message."),
         Column("skew_ns", pa.int64(), "From the first to the last arrival of the instance."),
         Column("last_rank", pa.int32(), "Who came last to the instance."),
-        Column("uncertainty_ns", pa.int64(), "Clock error between its members (u of definition 7); null: not aligned."),
+        Column("uncertainty_ns", pa.int64(), "Clock error between its members; null: not aligned."),
         Column("class", TEXT, "What the instance mostly is: transfer, skew, mixed, inconclusive."),
         Column("link", TEXT, "Link that the group spans: nvlink, infinity fabric, pcie, network; null if unknown."),
         Column("peak_gbps", pa.float64(), "Peak bus bandwidth of that link for this operation; null if unknown."),
@@ -617,7 +617,7 @@ ALIGNMENT = TableSchema(
         ),
         Column("offset_ns", pa.int64(), "Difference at from_ns.", required=True),
         Column("drift_ppm", pa.float64(), "Drift.", required=True),
-        Column("uncertainty_ns", pa.int64(), "u of definition 7, against any other aligned rank; null: not aligned."),
+        Column("uncertainty_ns", pa.int64(), "Clock error against any other aligned rank; null: not aligned."),
     ),
 )
 
@@ -751,7 +751,7 @@ GOODPUT_LOSSES = (
     "init", "compile", "slow_step", "data_stall", "checkpoint", "restore", "eval", "lost", "recovery", "hang",
     "unknown",
 )  # fmt: skip
-"""What eats allocated GPU-time (definition 18); with `productive` they are the goodput buckets."""
+"""What eats allocated GPU-time (goodput); with `productive` they are the goodput buckets."""
 
 GOODPUT_BUCKETS = ("productive", *GOODPUT_LOSSES)
 """Exclusive: the columns `<bucket>_ns` of a row of run_rollup sum to its allocated_ns."""
@@ -760,7 +760,7 @@ _BUCKET_DOCS = {
     "productive": "GPU-ns of steps whose work was kept, at the run's normal pace.",
     "init": "GPU-ns from the allocation to the first step, first attempt.",
     "compile": "GPU-ns of compilation and of what the first steps took beyond the median.",
-    "slow_step": "GPU-ns that slow steps took beyond the median (definition 19).",
+    "slow_step": "GPU-ns that slow steps took beyond the median.",
     "data_stall": "GPU-ns waiting for data.",
     "checkpoint": "GPU-ns of checkpoint saves that stopped training.",
     "restore": "GPU-ns of loading checkpoints.",
@@ -897,9 +897,9 @@ GPU_ROLLUP = TableSchema(
         Column("power_max_watts", pa.float32(), "Highest power."),
         Column("memory_peak_bytes", pa.int64(), "Largest memory in use."),
         Column(
-            "throttle_thermal_ns", pa.int64(), "Time lost to thermal or hardware throttling (definition 20): a fault."
+            "throttle_thermal_ns", pa.int64(), "Time lost to thermal or hardware throttling (throttle loss): a fault."
         ),
-        Column("throttle_power_ns", pa.int64(), "Time lost to the power limit (definition 20): not a fault."),
+        Column("throttle_power_ns", pa.int64(), "Time lost to the power limit (throttle loss): not a fault."),
         Column("ecc_corrected", pa.int64(), "Corrected memory errors in the interval."),
         Column("ecc_uncorrected", pa.int64(), "Uncorrected memory errors in the interval."),
         Column("nvlink_errors", pa.int64(), "NVLink errors in the interval."),
@@ -926,7 +926,9 @@ JOB_NODES = TableSchema(
         Column("steps", pa.int64(), "Steps behind the values below."),
         Column("own_ns", pa.int64(), "Median own work per step of the node's slowest rank; null if not measured."),
         Column("slowdown", pa.float64(), "own_ns over the median of the other nodes': 1 is normal, 1.2 is slow."),
-        Column("slowdown_basis", TEXT, "What own work is: own_work (definition 16), step_time; null if not measured."),
+        Column(
+            "slowdown_basis", TEXT, "What own work is: own_work (as for stragglers), step_time; null if not measured."
+        ),
         Column("wait_caused_ns", pa.int64(), "GPU-ns that other ranks waited for this node; null if not measured."),
         Column("interrupted", pa.bool_(), "The attempt was interrupted and this node is blamed."),
         _SYNTHETIC,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 
@@ -110,3 +111,11 @@ def test_an_ingest_does_not_import_pandas(tmp_path):
 
     expected = "5 0 False" if scan.have_c_scanner() else "5 0 True"  # the slow scanner converts lists
     assert done.stdout.split() == expected.split()
+
+
+@pytest.mark.parametrize("length", [0, 3, 5_000, 100_000])
+def test_a_constant_takes_no_more_room_in_a_pickle_than_its_rows(length):
+    """What workers send to the driver is pickled, rank by rank."""
+    column = arrays.constant(7, pa.int32(), length)
+    assert column.equals(pa.array([7] * length, pa.int32()))
+    assert len(pickle.dumps(column)) < 4 * length + 1_000

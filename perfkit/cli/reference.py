@@ -16,9 +16,9 @@ from perfkit.cli.main import COMMANDS, build_parser
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 HEAD = """# Commands
 
-Generated from the code by `make docs`. Exit codes: 0 fine, 1 a gate tripped (`--fail-on`, severity of `health`), 2 bad
-usage or input, 130 interrupted, 143 terminated. With `--format json` standard output is one JSON document and nothing
-else; progress goes to standard error, and only on a terminal.
+Generated from the code by `make docs`. Exit codes: 0 fine, 1 a gate tripped (`--fail-on`) or a warning of `health`,
+2 bad usage or input, 3 a fault of `health`, 130 interrupted, 143 terminated. With `--format json` standard output is
+one JSON document and nothing else; progress goes to standard error, and only on a terminal.
 """
 
 
@@ -56,7 +56,7 @@ def _rows(parser: argparse.ArgumentParser) -> Iterator[str]:
             continue
         value = _value(action)
         names = ", ".join(f"{name}{f' {value}' if value else ''}" for name in action.option_strings) or value
-        yield f"| `{names}` | {_cell((action.help or '').replace('%%', '%') % _fillings(action))} |"
+        yield f"| `{names}` | {_cell((action.help or '') % _fillings(action))} |"
 
 
 def _fillings(action: argparse.Action) -> dict[str, object]:
@@ -71,6 +71,8 @@ def _value(action: argparse.Action) -> str:
         return "{" + ",".join(map(str, action.choices)) + "}"
     name = action.metavar or (action.dest.upper() if action.option_strings else action.dest)
     text = " ".join(name) if isinstance(name, tuple) else name
+    if action.nargs == argparse.OPTIONAL and action.option_strings:
+        return f"[{text}]"
     return f"{text} …" if action.nargs in ("+", "*", argparse.REMAINDER) and not text.endswith("…") else text
 
 

@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cluster", help="name of the cluster")
     parser.add_argument("--model", help="preset for model FLOPs, in place of counting")
     parser.add_argument("--seq-len", type=int, help="sequence length (default: as seen)")
-    parser.add_argument("--flops", choices=("auto", "none"), default="auto", help="count the first step's FLOPs")
+    parser.add_argument(
+        "--flops", choices=("auto", "none"), default="auto", help="count the second step's FLOPs, or not"
+    )
     parser.add_argument("--mesh", help="parallel degrees, such as dp=8,tp=4 (default: data parallel if so wrapped)")
     parser.add_argument("--hardware", help="device name for the peak (default: what torch reports)")
     parser.add_argument("--peak-flops", type=float, help="peak of one device in FLOP/s, in place of the registry")
