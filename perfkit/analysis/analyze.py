@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
@@ -101,7 +102,8 @@ class _Result:
             self.rejected.append({"path": trace.path, "reason": "; ".join([str(error), *trace.oddities])})
             return
         if trace.num_events is not None:
-            new[0].quality.events = trace.num_events
+            for part in new:  # the count is of all of them
+                part.quality.events = trace.num_events if part is new[0] else 0
         new[0].quality.notes += [f"{Path(trace.path).name}: {oddity}" for oddity in trace.oddities]
         new[0].quality.sources = trace.sources
         self.parts += new
@@ -548,6 +550,7 @@ def _is_copy(part: RankPart, other: RankPart) -> bool:
 def _note_overlaps(parts: list[RankPart]) -> None:
     """Say when two files claim one rank at one time: then two runs are mixed."""
     spans: dict[int, list[tuple[int, int, RankPart]]] = {}
+    twice: dict[int, list[int]] = {}
     for part in parts:
         start, window = ints(part.attribution["start_ns"]), ints(part.attribution["window_ns"])
         if len(start):
@@ -557,3 +560,22 @@ def _note_overlaps(parts: list[RankPart]) -> None:
         for (_, before, _), (after, _, part) in pairwise(found):
             if after < before:
                 part.quality.notes.append(f"two files claim rank {rank} at the same time: are these two runs?")
+        if again := _steps_twice([part for _, _, part in found]):
+            twice[rank] = again
+    if twice:
+        rank, again = next(iter(twice.items()))
+        who = f"rank {rank} has" if len(twice) == 1 else f"{len(twice):,} ranks have"
+        spans[rank][0][2].quality.notes.append(
+            f"{who} step {again[0]}{' and others' if again[1:] else ''} twice, at different times: runs are added up "
+            "here; `perfkit compare` sets one against the other"
+        )
+
+
+def _steps_twice(parts: list[RankPart]) -> list[int]:
+    """Return numbers of steps that a device went through more than once, by the profiler's own count."""
+    seen: Counter[tuple[int | None, int]] = Counter()
+    for part in parts:
+        if part.quality.steps_source == "ProfilerStep":
+            steps = (part.attribution[name].to_pylist() for name in ("device", "step"))
+            seen.update({(device, step) for device, step in zip(*steps, strict=True) if step is not None})
+    return sorted({step for (_, step), times in seen.items() if times > 1})

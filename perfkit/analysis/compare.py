@@ -118,6 +118,8 @@ class Comparison:
     """How far runs of the job are taken to lie apart (standard deviation); None with several runs or if in doubt."""
     holds_to: float | None = None
     """One run a side: up to which such spread the change would be one."""
+    terms_of: str = "points of peak"
+    """What the terms are shares of."""
     causes: tuple[str, ...] = ()
     """Sentences, the largest first; empty where nothing that was traced changed clearly."""
     notes: tuple[str, ...] = field(default_factory=tuple)
@@ -195,6 +197,7 @@ def compare(
         doubt=speed.doubt,
         run_spread=spread if alone else None,
         holds_to=speed.holds_to,
+        terms_of="points of peak" if all(_has_peak(one) for side in sides for one in side) else "% of time",
         causes=tuple(causes),
         notes=(*_notes(first, second), *_what_runs_tell(speed, times, spread)),
     )
@@ -311,6 +314,10 @@ def _terms(base: Side, new: Side, level: float, spread: float | None) -> Iterabl
             yield _moved(term, "points", series, level, None if spread is None else 100 * spread)
 
 
+def _has_peak(report: Report) -> bool:
+    return (report.document.get("mfu") or {}).get("ladder_start") != "time"
+
+
 def _term_series(report: Report) -> dict[str, Floats]:
     """Return term -> points of each step, all ranks together."""
     table = report.tables.get("waterfall")
@@ -325,11 +332,13 @@ def _term_series(report: Report) -> dict[str, Floats]:
     window = table.group_by(["step"]).aggregate([("gpu_ns", "sum")])
     whole = dict(zip(window["step"].to_pylist(), window["gpu_ns_sum"].to_pylist(), strict=True))
     parts = table.group_by(["term", "step"]).aggregate([("gpu_ns", "sum")]).sort_by([("step", "ascending")])
-    series: dict[str, list[float]] = {}
+    place = {step: i for i, step in enumerate(sorted(step for step, ns in whole.items() if ns))}
+    mean = sum(whole.values()) / max(1, len(place))  # so that the mean of a series is the ratio of the sums
+    series: dict[str, Floats] = {}
     for term, step, ns in zip(*(parts[c].to_pylist() for c in ("term", "step", "gpu_ns_sum")), strict=True):
-        if whole[step]:
-            series.setdefault(term, []).append(100 * ns / whole[step])
-    return {term: np.array(values) for term, values in series.items()}
+        if step in place:
+            series.setdefault(term, np.zeros(len(place)))[place[step]] = 100 * ns / mean
+    return series
 
 
 Key = tuple[str, str]

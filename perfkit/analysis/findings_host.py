@@ -106,7 +106,7 @@ def host_bound(facts: Facts) -> Finding | None:
         "logging": "log every N steps, from another thread",
         "optimizer": "use a fused optimizer (fused=True) or foreach",
         "unattributed": _SEE_HOST[facts.by_nsys],
-    }.get(worst, ("use torch.compile or CUDA graphs, larger batches, and " if facts.has_device else "") + look)
+    }.get(worst, (f"use {_faster_launches(facts)}larger batches, and " if facts.has_device else "") + look)
     return Finding(
         "host_bound",
         f"The host {'launches work too late' if facts.has_device else 'neither computes nor communicates'}, {most}",
@@ -172,6 +172,11 @@ def slow_steps(facts: Facts) -> Finding | None:
         },
         cause=False,
     )
+
+
+def _faster_launches(facts: Facts) -> str:
+    """Say how launches become cheaper; who has CUDA graphs already is not told to use them."""
+    return "" if (facts.quality.get("graph_coverage") or 0.0) > 0.5 else "torch.compile or CUDA graphs, "
 
 
 def no_device_work(facts: Facts) -> Finding | None:

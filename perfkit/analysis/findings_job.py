@@ -225,8 +225,8 @@ def pipeline_bubble(facts: Facts) -> Finding | None:
         return None
     large = ideal is not None and facts.points(beyond) >= BUBBLE_POINTS and bubbles.ratio > 1.25 * ideal
     title = f"The pipeline stands still {100 * bubbles.ratio:.0f} % of the time"
-    if large and ideal is not None:
-        title += f"; its schedule costs {100 * ideal:.0f} %"
+    if large and split[0] is not None:
+        title += f"; its schedule explains {facts.points(split[0]):.0f} %"
     return Finding(
         "pipeline_bubble",
         title,

@@ -39,6 +39,10 @@ _NAME_DTYPES = (
 """What a matrix kernel's name says about its inputs, where no op has recorded their types."""
 
 
+SURELY_MORE = 1.05
+"""A model that needs more than this times the matrix products' time at peak is not the one that was traced."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """What the user says about the job; null is not given."""
@@ -145,6 +149,11 @@ def resolve(
         )
         hfu = None
     mfu, model_ns = _mfu(steps, question, dtype, peak, count, messages)
+    if matmul and model_ns * len(steps) > SURELY_MORE * matmul:
+        messages.append(
+            f"the model's FLOPs would need {100 * model_ns * len(steps) / matmul:.0f} % of the peak inside the matrix "
+            "products: MFU is too high; check --model, --tokens-per-step (of the whole job) and --dtype"
+        )
     start = "time" if unseen else "mfu" if mfu["value"] is not None and model_ns else "hfu" if hfu else "time"
     trusted = peaks.flops if hfu is not None else {}
     return Utilisation(
@@ -182,6 +191,8 @@ def _peaks(
     messages: list[str],
 ) -> Peaks:  # fmt: skip
     names = {name for name in devices if name}
+    if question.hardware and len(names) == 1 and question.peak_flops is None and question.peak != "measured":
+        return _the_traced_one_of(question.hardware, names.pop(), boards, messages)
     name = question.hardware or (names.pop() if len(names) == 1 else None)
     if question.peak_flops is not None:
         given = {dtype: question.peak_flops} if dtype else {}
@@ -196,6 +207,16 @@ def _peaks(
         messages.append(f"{why}, so there is no peak; pass --hardware NAME or --peak-flops")
         return Peaks()
     return _find(name, boards, messages)
+
+
+def _the_traced_one_of(asked: str, traced: str, boards: Mapping[str, Mapping[str, Any]], messages: list[str]) -> Peaks:
+    """Return the device that was asked for; of several that have this name, the one that the traces name."""
+    said: list[str] = []
+    found, recorded = _find(asked, boards, said), _find(traced, boards, [])
+    if not found.flops and recorded.flops and recorded.device in (found.device or "").split(" or "):
+        return recorded
+    messages += said
+    return found
 
 
 def _find(name: str, boards: Mapping[str, Mapping[str, Any]], messages: list[str]) -> Peaks:

@@ -69,7 +69,7 @@ def to_text(comparison: Comparison) -> str:
         lines += ["", "where a traced step spends its time, per device", *map(_line, comparison.parts)]
     moved = [q for q in comparison.terms if q.change is not None]
     if moved:
-        lines += ["", "waterfall, points of peak"]
+        lines += ["", f"waterfall, {comparison.terms_of}"]
         lines += [_line(q) for q in sorted(moved, key=lambda q: -abs(q.change or 0))]
     for title, rows in (("kernels, per step and device", comparison.kernels), ("collectives", comparison.collectives)):
         if rows:

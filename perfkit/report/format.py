@@ -163,7 +163,8 @@ _WORDS = {
     "steps_first": "steps in which it cost most", "score": "speed against peers", "scores": "speed against peers",
     "matrix_kernels": "matrix kernels, times as long", "other_kernels": "other kernels, times as long",
     "imbalance": "heaviest rank over the mean", "graph_coverage": "work in CUDA graphs", "ratio": "share of the time",
-    "ideal_ratio": "by its schedule alone", "ideal_ns": "for the schedule", "imbalance_ns": "for unequal stages",
+    "ideal_ratio": "of the passes by the schedule's formula", "ideal_ns": "for the schedule",
+    "imbalance_ns": "for unequal stages",
     "straggler_ns": "for a straggler", "message_ns": "for messages", "other_ns": "for the rest",
 }  # fmt: skip
 """Where the key is not what people say."""

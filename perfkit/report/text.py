@@ -183,7 +183,7 @@ def _quality(document: Mapping[str, Any], details: bool) -> Iterator[Line]:
     if len(lines) > len(shown):
         yield _indented(Text(f"and {fmt.plural(len(lines) - len(shown), 'more note')}: --details", style="dim"))
     if not lines:
-        yield _indented(Text("unknown" if quality["events"] is None else "nothing is missing"))
+        yield _indented(Text("unknown" if quality["events"] is None else "nothing to add"))
 
 
 def _more(document: Mapping[str, Any]) -> Iterator[Line]:

@@ -278,7 +278,8 @@ def nothing_found(document: Document) -> str:
     if not large:
         return "no rule found anything to fix"
     named = " and ".join(f"{r.label} ({_with_parts(r, found)})" for r in large)
-    return f"no rule applies; most goes to {named}: {_where_to_look(large[0].kind, large[0].term, document)}"
+    most = "most" if sum(r.points or 0 for r in lost) > 50 else "most of what is lost"
+    return f"no rule applies; {most} goes to {named}: {_where_to_look(large[0].kind, large[0].term, document)}"
 
 
 def _with_parts(rung: Rung, found: Ladder) -> str:

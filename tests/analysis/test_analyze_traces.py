@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from trace_rows import call, events, kernel, step
 
+import perfkit
 from perfkit.analysis.analyze import analyze, analyze_tables
 from perfkit.analysis.inputs import _in_words
 from perfkit.engine.local import LocalEngine
@@ -52,6 +53,26 @@ def test_files_that_claim_one_rank_at_one_time_are_pointed_out(tmp_path: Path) -
     write(tmp_path / "a.json", (0, 10), rank=3)
     write(tmp_path / "b.json", (5, 20), rank=3)
     assert ["rank 3 at the same time" in note for note in analyze(tmp_path).summary["quality"]["notes"]] == [True]
+
+
+def test_two_runs_of_a_rank_that_have_the_same_steps_are_not_added_up_in_silence(tmp_path: Path) -> None:
+    for name, base in (("a", 0), ("b", 1000)):
+        marks = [{"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{n}", "ts": base + 50 * n, "dur": 50,
+                  "pid": 1, "tid": 1} for n in (1, 2)]  # fmt: skip
+        work = [{"ph": "X", "cat": "kernel", "name": "gemm", "ts": base + 50 * n + 10, "dur": 20, "pid": 0, "tid": 7,
+                 "args": {"device": 0, "correlation": n}} for n in (1, 2)]  # fmt: skip
+        calls = [{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": base + 50 * n + 5, "dur": 2,
+                  "pid": 1, "tid": 1, "args": {"correlation": n}} for n in (1, 2)]  # fmt: skip
+        head = {"distributedInfo": {"rank": 3, "world_size": 8}, "baseTimeNanoseconds": 1_700_000_000_000_000_000}
+        (tmp_path / f"{name}.json").write_text(json.dumps({**head, "traceEvents": [*marks, *work, *calls]}))
+    perfkit.ingest(tmp_path, store=tmp_path / "store", run="r")
+    for found in (analyze(tmp_path), analyze("r", store=tmp_path / "store")):
+        assert found.summary["quality"]["notes"] == [
+            "rank 3 has step 1 and others twice, at different times: runs are added up here; "
+            "`perfkit compare` sets one against the other"
+        ]
+        assert found.summary["quality"]["events"] == 12
+    assert analyze(tmp_path / "a.json").summary["quality"]["notes"] == []
 
 
 def test_a_base_time_after_the_events_counts(tmp_path: Path) -> None:

@@ -114,6 +114,13 @@ def test_terms_of_both_runs_sum_to_a_hundred(reports):
     assert sum(term.new for term in found.terms) == pytest.approx(100, abs=1e-6)
 
 
+def test_terms_are_those_of_the_analysis(reports):
+    """Ratios of sums, not means of ratios."""
+    told = {row["term"]: row["points"] for row in reports["slow"].summary["waterfall"]}
+    for term in compare(reports["base"], reports["slow"]).terms:
+        assert term.new == pytest.approx(told[term.name], abs=1e-6)
+
+
 def test_the_gate_trips_only_on_evidence(reports):
     slow = compare(reports["base"], reports["slow"])
     with pytest.raises(GateTripped, match="step_time changed by"):

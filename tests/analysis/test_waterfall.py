@@ -282,6 +282,33 @@ def test_recomputed_products_are_lost_for_mfu_and_executed_for_hfu() -> None:
     assert by_term[1]["matmul_below_peak"] == -by_term[1]["mfu"]
 
 
+def test_a_model_that_the_matrix_products_had_no_time_for_is_doubted() -> None:
+    ms = 1_000_000
+    rows = [
+        step(0, 0, 10 * ms), shapes(op(1, ms, "aten::mm"), [8192, 8192], [8192, 8192]), call(10, 20, 1),
+        kernel(100, 100 + 2 * ms, 1),
+    ]  # fmt: skip
+
+    def said(tokens: int) -> list[str]:
+        return analyze_tables(tables(*rows), hardware=H100, model=MODEL, tokens_per_step=tokens).summary["mfu"][
+            "messages"
+        ]
+
+    fitting = int(1.9 * ms * 1e-9 * 989.5e12 / compute_mfu(MODEL, hardware=H100, step_time=1, tokens_per_step=1,
+                                                            devices=1).flops_per_token)  # fmt: skip
+    assert not any("inside the matrix products" in message for message in said(fitting))
+    assert any("inside the matrix products: MFU is too high" in message for message in said(2 * fitting))
+
+
+def test_a_name_that_several_devices_have_is_the_one_that_the_traces_record() -> None:
+    rows = [step(0, 0, 1000), op(1, 900, "aten::mm"), call(10, 20, 1), kernel(100, 500, 1)]
+    recorded = table_from_rows(DEVICE_INFO, [{"rank": 0, "segment": 0, "device": 0, "name": H100}])
+    found = analyze_tables({**tables(*rows), "device_info": recorded}, hardware="h100", dtype="bf16")
+    assert found.summary["hardware"]["device"] == "H100-SXM5-80GB"
+    alone = analyze_tables(tables(*rows), hardware="h100", dtype="bf16")
+    assert alone.summary["hardware"]["peak_flops"] is None
+
+
 # ------------------------------------------------------------------ real machines
 
 
