@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from functools import reduce
 from typing import Any
 
@@ -261,7 +262,7 @@ def gemm_alignment(facts: Facts) -> Finding | None:
         "Matrix shapes are not multiples of 16 bytes, which tensor cores need",
         points,
         "pad vocabulary, hidden sizes and head dimensions to multiples of 8 (bf16) or 16 (fp8); 64 or 128 is better",
-        {"time_points": facts.points(lost), "shapes": [_shape(r) for r in bad[:MAX_EVIDENCE]]},
+        {"time_points": facts.points(lost), "shapes": _shapes(bad)},
     )
 
 
@@ -293,7 +294,7 @@ def gemm_precision(facts: Facts) -> Finding | None:
         points,
         _MIXED[half] + ("; " + _TF32 if "fp32" in dtypes and "tf32" in facts.peaks.flops else ""),
         {
-            "shapes": [_shape(r) for r in rows.slice(0, MAX_EVIDENCE).to_pylist()],
+            "shapes": _shapes(rows.to_pylist()),
             "assumes": "the same share of the peak as now",
         },
     )
@@ -321,7 +322,7 @@ def unfused_attention(facts: Facts) -> Finding | None:
         "transformers), and check that dtype, head size and mask allow the flash kernel",
         {
             "product_points": facts.points(sum(r["owned_ns"] for r in touching)),
-            "kernels": [_shape(r) for r in own[:MAX_EVIDENCE]],
+            "kernels": _shapes(own),
         },
     )
 
@@ -516,11 +517,19 @@ def _rate(rows: list[dict[str, Any]]) -> float | None:
     return sum(r["flops"] for r in rows) / spent * 1e9 if spent else None
 
 
-def _shape(row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "op": row["op"], "input_dims": row["input_dims"], "dtype": row["dtype"], "kernel": row["name"],
-        "ms": ms(row["owned_ns"]), "count": row["count"],
-    }  # fmt: skip
+def _shapes(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the kernels that took longest on all ranks together."""
+    ns: Counter[tuple[Any, ...]] = Counter()
+    count: Counter[tuple[Any, ...]] = Counter()
+    for row in rows:
+        key = tuple(row[name] for name in ("op", "input_dims", "dtype", "name"))
+        ns[key] += row["owned_ns"]
+        count[key] += row["count"]
+    return [
+        {"op": op, "input_dims": dims, "dtype": dtype, "kernel": name, "ms": ms(ns[key]), "count": count[key]}
+        for key in sorted(ns, key=lambda key: -ns[key])[:MAX_EVIDENCE]
+        for op, dims, dtype, name in [key]
+    ]
 
 
 def _kernels(table: pa.Table) -> list[dict[str, Any]]:

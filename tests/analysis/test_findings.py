@@ -18,6 +18,7 @@ from trace_rows import Row, call, copy, kernel, op, span, step
 from perfkit.analysis import findings
 from perfkit.analysis.analyze import analyze, analyze_tables
 from perfkit.analysis.findings import RULES, Finding
+from perfkit.analysis.findings_device import _shapes
 from perfkit.analysis.findings_job import _MAKES_LATE
 from perfkit.report.report import Report
 from perfkit.schema import FINDINGS, conform
@@ -313,6 +314,12 @@ def test_fp32_products_are_found_on_a_device_that_has_bf16() -> None:
     assert ids(found)[0] == "gemm_precision"
     assert finding(found, "gemm_precision")["points"] > 80
     assert "gemm_precision" not in ids(device_ops((*product[:2], "nvjet_gemm", 400)))
+
+
+def test_a_kernel_of_several_ranks_is_one_line_of_evidence() -> None:
+    row = {"op": "aten::mm", "input_dims": "[[8,8]]", "dtype": "fp32", "name": "sgemm", "owned_ns": 2 * MS, "count": 3}
+    found = _shapes([row, {**row, "owned_ns": MS}, {**row, "name": "other", "owned_ns": MS}])
+    assert [(r["kernel"], r["ms"], r["count"]) for r in found] == [("sgemm", 3.0, 6), ("other", 1.0, 3)]
 
 
 def test_products_of_a_cpu_are_not_called_too_precise() -> None:
