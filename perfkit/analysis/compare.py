@@ -497,7 +497,7 @@ def _what_runs_tell(speed: Estimate, times: Sequence[Sequence[Floats]], spread: 
         return
     if speed.doubt == "few":
         short = min(sum(map(len, side)) for side in times)
-        yield f"only {short} steps on one side: {MIN_VALUES} are needed to tell a change from noise, 100 are good"
+        yield f"only {short} step{'s' * (short != 1)} on one side: {MIN_VALUES} are needed to tell a change from noise, 100 are good"
         return
     if max(map(len, times)) > 1:
         return

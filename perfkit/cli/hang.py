@@ -14,11 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfkit.report.format import plural
+
 if TYPE_CHECKING:
     from perfkit.analysis.hang import Divergence, Hang, Suspect
+    from perfkit.errors import InputError
     from perfkit.sources.flight_recorder import Recording
 
 REASONS = {
@@ -44,23 +48,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read the dumps and say who is to blame."""
     from perfkit.analysis.hang import explain_hang
-    from perfkit.errors import UnsupportedInput
     from perfkit.sources.flight_recorder import read_dumps
 
     recording = read_dumps(args.dumps)
     if not recording.dumps:
-        first = f"; the first: {recording.rejected[0]}" if recording.rejected else ""
-        raise UnsupportedInput(
-            f"no Flight Recorder dump among {len(recording.rejected)} files{first}",
-            path=str(args.dumps),
-            next_step="set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT=1 before the next run",
-        )
+        raise _no_dump(args.dumps, recording.rejected)
     hang = explain_hang(recording.dumps)
     if args.format == "json":
         print(json.dumps(as_json(hang, recording)))
     else:
         _print_text(hang, recording)
     return 0
+
+
+def _no_dump(place: Path, rejected: Sequence[InputError]) -> InputError:
+    from perfkit.errors import UnsupportedInput
+    from perfkit.sources.flight_recorder import TraceInstead, folders_with_dumps
+
+    first, below = rejected[0], folders_with_dumps(place)
+    is_trace = isinstance(first, TraceInstead)
+    if first.path == str(place) and is_trace:
+        return first
+    if below:
+        next_step = f"there are dumps in {', '.join(map(str, below))}: `perfkit hang {below[0]}`"
+    elif is_trace:
+        next_step = f"`perfkit analyze {place}` reads traces"
+    else:
+        next_step = "set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT=1 before the next run"
+    shown = f"{Path(first.path).name}: {first.message}" if is_trace else first
+    return UnsupportedInput(
+        f"no Flight Recorder dump among {plural(len(rejected), 'file')}; the first: {shown}",
+        path=str(place),
+        next_step=next_step,
+    )
 
 
 def as_json(hang: Hang, recording: Recording) -> dict[str, Any]:
@@ -102,7 +122,7 @@ def as_json(hang: Hang, recording: Recording) -> dict[str, Any]:
 
 def _print_text(hang: Hang, recording: Recording) -> None:
     missing = f", {len(hang.ranks_missing)} did not: {_ranks(hang.ranks_missing)}" if hang.ranks_missing else ""
-    print(f"{len(hang.ranks_present)} ranks left a dump that can be read{missing}")
+    print(f"{plural(len(hang.ranks_present), 'rank')} left a dump that can be read{missing}")
     for error in recording.rejected:
         print(f"not used: {error}", file=sys.stderr)
     if not hang.suspects:
@@ -116,7 +136,7 @@ def _print_text(hang: Hang, recording: Recording) -> None:
             f"{_ranks(tuple(hang.suspect_ranks))}"
         )
     for suspect in hang.suspects if hang.decided else hang.suspects[:1]:
-        print(f"  rank {suspect.rank}  {_reason(suspect)} ({suspect.waiting_ranks} ranks wait for it)")
+        print(f"  rank {suspect.rank}  {_reason(suspect)} ({_who_waits(suspect.waiting_ranks)} for it)")
         for frame in suspect.stack:
             print(f"      {frame}")
     lagging = [d for d in hang.divergences if d.absent or d.stuck or d.variants]
@@ -129,6 +149,10 @@ def _print_text(hang: Hang, recording: Recording) -> None:
 def _reason(suspect: Suspect) -> str:
     group = f"{suspect.group} ({suspect.desc})" if suspect.desc else suspect.group
     return REASONS[suspect.why].format(op=suspect.op or "the collective", seq=suspect.seq, group=group)
+
+
+def _who_waits(ranks: int) -> str:
+    return f"{plural(ranks, 'rank')} {'waits' if ranks == 1 else 'wait'}"
 
 
 def _group(divergence: Divergence) -> str:

@@ -19,6 +19,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from perfkit.report.format import plural
+
 if TYPE_CHECKING:
     from perfkit.store import RunSummary, Store
 
@@ -65,7 +67,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for action in (listing, collect, compact, migrate, rollup):
         action.add_argument("store", metavar="DIR", help="local folder or URI of the store")
+        action.add_argument("--store", action=_StoreIsNoOption, help=argparse.SUPPRESS)
         action.add_argument("--format", choices=("text", "json"), default="text")
+
+
+class _StoreIsNoOption(argparse.Action):
+    """Every other command has --store, so people type it here as well."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.error(f"the store goes without --store: `{parser.prog} DIR`")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -181,15 +191,14 @@ def _collect(store: Store, args: argparse.Namespace) -> None:
         size = sum(file.bytes for commit in commits for file in commit.files) / 1e6
         print(f"run {key}: {size:,.1f} MB {done}")
     if expired.segments:
-        runs_of = len({commit.key for commit in expired.segments})
-        print(
-            f"events of {len(expired.segments)} segments of {runs_of} runs: {expired.trace_bytes / 1e6:,.1f} MB {done}"
-        )
+        segments = plural(len(expired.segments), "segment")
+        trimmed_runs = plural(len({commit.key for commit in expired.segments}), "run")
+        print(f"events of {segments} of {trimmed_runs}: {expired.trace_bytes / 1e6:,.1f} MB {done}")
     for orphan in orphans:
         print(f"{orphan.bytes:>14,} B  {orphan.age_hours:>8.1f} h  {orphan.path}")
     size = sum(orphan.bytes for orphan in orphans) / 1e6
     if orphans:
-        print(f"{len(orphans)} files, {size:,.1f} MB {done}")
+        print(f"{plural(len(orphans), 'file')}, {size:,.1f} MB {done}")
     elif not (expired.runs or expired.segments):
         print("nothing to remove")
 
@@ -202,7 +211,8 @@ def _compact(store: Store, args: argparse.Namespace) -> None:
         return
     for key, done in packed.items():
         print(
-            f"{key}: {done.segments:,} segments into {done.packs:,} packs, {done.files_before:,} files into "
+            f"{key}: {plural(done.segments, 'segment')} into {plural(done.packs, 'pack')}, "
+            f"{plural(done.files_before, 'file')} into "
             f"{done.files_after:,}, {done.bytes_before / 1e6:,.1f} MB into {done.bytes_after / 1e6:,.1f} MB"
         )
     if not packed:
@@ -220,7 +230,11 @@ def _migrate(store: Store, args: argparse.Namespace) -> None:
     if args.format == "json":
         print(json.dumps({"schema_version": 1, "store": store.uri, "changed": changed}))
     else:
-        print(f"{changed} segments and files rewritten" if changed else "nothing to do: the store is current")
+        print(
+            f"rewrote {changed:,} of the store's segments and files"
+            if changed
+            else "nothing to do: the store is current"
+        )
 
 
 def _rollup(store: Store, args: argparse.Namespace) -> None:

@@ -3,7 +3,8 @@
     summarize_jobs(jobs, by="user", price=2.5) -> dict
 
 A scheduler knows nothing of steps: goodput, ETTR and effective MFU are null. A job that does not say how many GPUs it
-held counts as 0 and is counted in `jobs_without_gpu_count`. A million jobs are arrays, never a loop.
+held adds nothing to a sum and is counted in `jobs_without_gpu_count`; a sum over such jobs only is null. A million jobs
+are arrays, never a loop.
 """
 
 from __future__ import annotations
@@ -59,22 +60,21 @@ class _JobView:
         pairs = codes * len(self.causes) + self.cause
         by_cause = sum_by(pairs, self.gpu_ns, size * len(self.causes))
         counts = np.bincount(pairs, minlength=size * len(self.causes))
+        unknown_by_cause = np.bincount(pairs, ~self.known, minlength=size * len(self.causes))
         result = []
         for i in range(size):
             mine = range(i * len(self.causes), (i + 1) * len(self.causes))
             outcome = {
                 str(self.causes[k % len(self.causes)] or "no state"): {
-                    "jobs": int(counts[k]), "gpu_hours": by_cause[k] / HOUR,
-                    "cost": None if self.price is None else by_cause[k] / HOUR * self.price,
+                    "jobs": int(counts[k]),
+                    **self._hours_and_cost("gpu_hours", _unless_unknown(by_cause[k], counts[k], unknown_by_cause[k])),
                 }
                 for k in mine if counts[k]
             }  # fmt: skip
             result.append(
                 {
                     "jobs": int(count[i]),
-                    "allocated_ns": held[i],
-                    "allocated_gpu_hours": held[i] / HOUR,
-                    "cost": None if self.price is None else held[i] / HOUR * self.price,
+                    **self._allocated(_unless_unknown(held[i], count[i], unknown[i])),
                     "goodput": None,
                     "ettr": None,
                     "effective_mfu": None,
@@ -104,7 +104,7 @@ class _JobView:
         column = "job" if by == "run" else by
         codes, names = encode(self.jobs[column])
         rows = [{"key": name, **row} for name, row in zip(names, self.measure(codes, len(names)), strict=True)]
-        return sorted(rows, key=lambda d: (-int(d["allocated_ns"]), str(d["key"])))
+        return sorted(rows, key=lambda d: (-(d["allocated_ns"] or 0), str(d["key"])))
 
     def _days(self) -> list[dict[str, Any]]:
         """Cut jobs at midnight (UTC) and add up what falls on each day."""
@@ -116,13 +116,12 @@ class _JobView:
         high = np.minimum((self.start + self.wall)[row], (day + 1) * DAY_NS)
         gpu_ns = (high - low) * ints_of(self.jobs, "gpus")[row]
         days, codes = np.unique(day, return_inverse=True)
-        held = sum_by(codes, gpu_ns, len(days))
+        held = self._known_sums(codes, gpu_ns, row, len(days))
         started = np.bincount(np.searchsorted(days, first), minlength=len(days))
         return [
-            {"key": date_of(int(d)), "allocated_ns": ns, "allocated_gpu_hours": ns / HOUR, "jobs_started": int(n),
-             "cost": None if self.price is None else ns / HOUR * self.price, "goodput": None}
+            {"key": date_of(int(d)), **self._allocated(ns), "jobs_started": int(n), "goodput": None}
             for d, ns, n in zip(days, held, started, strict=True)
-        ]  # fmt: skip
+        ]
 
     def _nodes(self) -> list[dict[str, Any]]:
         """Share each job's time out to its nodes; jobs whose nodes are not named are one group."""
@@ -131,25 +130,33 @@ class _JobView:
         row = np.repeat(np.arange(len(size)), size)
         codes, names = encode(lists.flatten())
         share = self.gpu_ns[row] // np.maximum(size[row], 1)
-        held = sum_by(codes, share, len(names)) if len(row) else []
+        held = self._known_sums(codes, share, row, len(names)) if len(row) else []
         failures: Any = np.bincount(codes, self.failed[row], minlength=len(names)) if len(row) else []
         jobs: Any = np.bincount(codes, minlength=len(names)) if len(row) else []
         rows = [
-            {"key": n, "allocated_ns": h, "allocated_gpu_hours": h / HOUR, "jobs": int(j), "failures": int(f),
-             "cost": None if self.price is None else h / HOUR * self.price, "goodput": None}
+            {"key": n, **self._allocated(h), "jobs": int(j), "failures": int(f), "goodput": None}
             for n, h, j, f in zip(names, held, jobs, failures, strict=True)
-        ]  # fmt: skip
-        nowhere = sum_by(np.zeros(int((size == 0).sum()), np.int64), self.gpu_ns[size == 0], 1)[0]
-        if (size == 0).any():
-            rows.append(
-                {
-                    "key": None,
-                    "allocated_ns": nowhere,
-                    "allocated_gpu_hours": nowhere / HOUR,
-                    "jobs": int((size == 0).sum()),
-                    "failures": None,
-                    "cost": None,
-                    "goodput": None,
-                }
-            )
-        return sorted(rows, key=lambda d: (-(d["failures"] or 0), -d["allocated_ns"], str(d["key"])))
+        ]
+        nowhere = np.flatnonzero(size == 0)
+        if len(nowhere):
+            [ns] = self._known_sums(np.zeros(len(nowhere), np.int64), self.gpu_ns[nowhere], nowhere, 1)
+            rows.append({"key": None, **self._allocated(ns), "jobs": len(nowhere), "failures": None, "goodput": None})
+        return sorted(rows, key=lambda d: (-(d["failures"] or 0), -(d["allocated_ns"] or 0), str(d["key"])))
+
+    def _known_sums(self, codes: Ints, gpu_ns: Ints, row: Ints, size: int) -> list[int | None]:
+        """Add up parts of jobs by group; `row` says which job a part is of."""
+        parts = np.bincount(codes, minlength=size)
+        unknown = np.bincount(codes, ~self.known[row], minlength=size)
+        return [_unless_unknown(*group) for group in zip(sum_by(codes, gpu_ns, size), parts, unknown, strict=True)]
+
+    def _allocated(self, ns: int | None) -> dict[str, Any]:
+        return {"allocated_ns": ns, **self._hours_and_cost("allocated_gpu_hours", ns)}
+
+    def _hours_and_cost(self, name: str, ns: int | None) -> dict[str, Any]:
+        hours = None if ns is None else ns / HOUR
+        return {name: hours, "cost": None if hours is None or self.price is None else hours * self.price}
+
+
+def _unless_unknown(gpu_ns: int, jobs: int, unknown: int) -> int | None:
+    """Return the GPU time of jobs, null if none of them says how many GPUs it held: that sum is not 0."""
+    return None if jobs and unknown == jobs else gpu_ns

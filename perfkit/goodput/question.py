@@ -21,13 +21,14 @@ import pyarrow.compute as pc
 
 from perfkit.errors import PerfkitError, UsageError
 from perfkit.goodput.capture_rollup import captured_runs, run_tables
-from perfkit.goodput.importers import Assume, Dumps, import_dumps
+from perfkit.goodput.importers import SUPPORTED, Assume, Dumps, import_dumps
 from perfkit.goodput.job_summary import summarize_jobs
 from perfkit.goodput.ladder import ladder_b, top_terms
 from perfkit.goodput.planning import Risk, plan
 from perfkit.goodput.rollup import exact_sum
 from perfkit.goodput.summary import GROUPS, HOUR, encode, measure, summarize_rollup
 from perfkit.goodput.uptime import STATES, uptime
+from perfkit.report.format import plural
 from perfkit.schema import GOODPUT_BUCKETS, INTERRUPTIONS, JOB_NODES, RUN_ROLLUP
 from perfkit.store import RunSummary, Store
 
@@ -316,9 +317,9 @@ def _of_dumps(
         "duplicates": dumps.duplicates,
     }  # fmt: skip
     if not dumps.imported:
-        reasons = "; ".join(f"{r['path']}: {r['reason']}" for r in dumps.rejected[:3])
         raise PerfkitError(
-            f"nothing to import: {reasons or 'no files there'}", next_step="name a store, or a dump of a scheduler"
+            f"nothing to import: {_why_rejected(dumps.rejected) or 'no files there'}",
+            next_step=f"name a store, or a dump of a scheduler ({SUPPORTED})",
         )
     document: dict[str, Any] = {"source": "jobs", "totals": None}
     jobs = dumps.tables.get("jobs")
@@ -340,6 +341,19 @@ def _of_dumps(
         "inventory": inventory,
         "counters": len(dumps.tables["counters"]) if "counters" in dumps.tables else 0,
     }
+
+
+def _why_rejected(rejected: Sequence[Mapping[str, str]], limit: int = 3) -> str:
+    """Name one file for each reason: a folder holds many files of a kind."""
+    paths: dict[str, list[str]] = {}
+    for one in rejected:
+        paths.setdefault(one["reason"], []).append(one["path"])
+    shown = [
+        f"{own[0]}{f' and {len(own) - 1:,} more' if len(own) > 1 else ''}: {reason}"
+        for reason, own in list(paths.items())[:limit]
+    ]
+    left = sum(len(own) for own in list(paths.values())[limit:])
+    return "; ".join([*shown, f"and {plural(left, 'other file')}"] if left else shown)
 
 
 def _inventory(nodes: pa.Table) -> dict[str, Any]:

@@ -87,16 +87,11 @@ def _covers(totals: Mapping[str, Any]) -> str:
 def _jobs(totals: Mapping[str, Any]) -> list[str]:
     cost = "" if totals["cost"] is None else f", {totals['cost']:,.0f}"
     lines = [
-        f"{_some(totals['jobs'], 'job')} held {_hours(totals['allocated_gpu_hours'])} GPU-hours{cost}",
+        f"{_some(totals['jobs'], 'job')} held {_said_hours(totals['allocated_gpu_hours'])} GPU-hours{cost}",
         "goodput is unknown: a scheduler sees jobs, not steps",
     ]
     if totals["jobs_without_gpu_count"]:
-        number = totals["jobs_without_gpu_count"]
-        lines.append(
-            "1 job does not say how many GPUs it held; it counts as 0"
-            if number == 1
-            else f"{count(number)} jobs do not say how many GPUs they held; they count as 0"
-        )
+        lines.append(_without_gpu_count(totals["jobs_without_gpu_count"], totals["jobs"]))
     if totals["jobs_never_started"]:
         lines.append(
             f"{count(totals['jobs_never_started'])} of {_some(totals['jobs_listed'], 'listed job')} never started"
@@ -111,8 +106,19 @@ def _jobs(totals: Mapping[str, Any]) -> list[str]:
     for name, row in totals["outcomes"].items():
         cost = "" if row["cost"] is None else f"{row['cost']:>14,.0f}"
         noun = "job " if row["jobs"] == 1 else "jobs"
-        lines.append(f"  {clean(name):<24}{row['jobs']:>10,} {noun} {_hours(row['gpu_hours']):>14} GPU-hours{cost}")
+        lines.append(
+            f"  {clean(name):<24}{row['jobs']:>10,} {noun} {_said_hours(row['gpu_hours']):>14} GPU-hours{cost}"
+        )
     return lines
+
+
+def _without_gpu_count(number: int, jobs: int) -> str:
+    who = (
+        "1 job does not say how many GPUs it held"
+        if number == 1
+        else (f"{count(number)} jobs do not say how many GPUs they held")
+    )
+    return who if number == jobs else f"{who}: the GPU-hours are without {'it' if number == 1 else 'them'}"
 
 
 def _groups(groups: Sequence[Mapping[str, Any]], source: str, by: str | None) -> list[str]:
@@ -233,6 +239,11 @@ def _hours(value: float | None) -> str:
         if value
         else "0"
     )
+
+
+def _said_hours(value: float | None) -> str:
+    """Return hours for a sentence, in which a dash would say nothing."""
+    return "unknown" if value is None else _hours(value)
 
 
 def _time(hours: float | None) -> str:

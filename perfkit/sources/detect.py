@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from perfkit.errors import CorruptInput, InputError, UnsafeInput, UnsupportedInput
+from perfkit.report.format import plural
 from perfkit.sources import archives
 from perfkit.sources.base import Input
 from perfkit.sources.inputs import (
@@ -68,6 +69,9 @@ IDENTIFIED_AT_ONCE = 8
 """Files that are read for their fingerprints side by side."""
 REMOTE_HEADS = 256
 """Remote files whose heads are held at once."""
+DUMP_HEAD_BYTES = 1 << 13
+"""How much of a text is looked at to tell whether it is a scheduler's: its header line."""
+HIDDEN_SHOWN = 3
 MAX_REFUSALS = 50
 """Lines about refused members of one archive; the rest are counted in one more."""
 
@@ -77,6 +81,43 @@ class Ignored(NamedTuple):
 
     path: str
     reason: str
+    command: str = ""
+    """The command of perfkit that reads it, if there is one."""
+
+
+class ForOtherCommand(NotATrace):
+    """No trace, but what another command of perfkit reads."""
+
+    def __init__(self, message: str, *, path: str, next_step: str, command: str) -> None:
+        super().__init__(message, path=path, next_step=next_step)
+        self.command = command
+
+
+def _for_other_command(head: bytes, path: str) -> ForOtherCommand | None:
+    """Recognise what is no trace by its first bytes, so that whoever took the wrong command learns the right one."""
+    from perfkit.goodput.importers import is_dump  # only then: neither is needed to look at a trace
+    from perfkit.sources.flight_recorder import looks_like_dump
+
+    if looks_like_dump(head):
+        return ForOtherCommand(
+            "a Flight Recorder dump", path=path, next_step="`perfkit hang FOLDER` explains it", command="hang"
+        )
+    if is_dump(head[:DUMP_HEAD_BYTES]):
+        return ForOtherCommand(
+            "a list of jobs, nodes or counters, not a trace",
+            path=path,
+            next_step="`perfkit goodput FILE` reads it",
+            command="goodput",
+        )
+    return None
+
+
+def _classify(head: bytes, *, path: str, complete: bool, limits: Limits) -> Verdict:
+    """Say what a file is; what is no trace raises, with the right command if another one reads it."""
+    try:
+        return classify(head, path=path, complete=complete, limits=limits)
+    except NotATrace as error:
+        raise _for_other_command(head, path) or error from None
 
 
 @dataclass(slots=True)
@@ -210,17 +251,14 @@ class _Search:
         skipped = self.found.ignored[ignored:]
         if not skipped and len(self._seen) > seen:
             return
-        reason = "an empty folder" if not skipped else f"no trace among {len(skipped)} files"
-        if len(skipped) == 1:
-            reason = f"no trace in this folder ({Path(skipped[0].path).name}: {skipped[0].reason})"
-        next_step = "give the folder that the profiler wrote its traces to"
-        if (root / STORE_MARKER).is_file():
-            reason, next_step = (
-                "a perfkit store, not traces",
-                f"`perfkit analyze RUN --store {shown_path(root)}` reads it",
-            )
         if any(item.reason.startswith(_SAME_FILE) for item in skipped):
             return
+        if (root / STORE_MARKER).is_file():
+            reason = "a perfkit store, not traces"
+            next_step = f"`perfkit analyze RUN --store {shown_path(root)}` reads it"
+        else:
+            reason = _why_no_trace(root, skipped)
+            next_step = _other_commands(root, skipped) or "give the folder that the profiler wrote its traces to"
         self._reject(UnsupportedInput(reason, path=shown_path(root), next_step=next_step))
 
     def _walk(self, folder: Path, root: Path) -> None:
@@ -239,7 +277,7 @@ class _Search:
             if path in self._taken:
                 continue
             if entry.name.startswith(".") or entry.name == "__MACOSX":
-                self._ignore(shown_path(path), "hidden")
+                self._ignore(shown_path(path), _HIDDEN_FOLDER if entry.is_dir(follow_symlinks=False) else "hidden")
                 continue
             try:
                 if entry.is_symlink() and not self._link_stays(path, root):
@@ -323,7 +361,7 @@ class _Search:
         skipped = self.found.ignored[before[1] :]
         self._reject(
             UnsupportedInput(
-                f"no trace among {len(skipped)} files" if skipped else "nothing there",
+                f"no trace among {plural(len(skipped), 'file')}" if skipped else "nothing there",
                 path=uri,
                 next_step="give the folder that the profiler wrote its traces to" if skipped else "check the path",
             )
@@ -467,7 +505,9 @@ class _Search:
             if unreadable is not None:
                 raise unreadable
             try:
-                verdict = classify(head, path=candidate.path, complete=complete, limits=self.limits)
+                verdict = _classify(head, path=candidate.path, complete=complete, limits=self.limits)
+            except ForOtherCommand:
+                raise
             except NotATrace:
                 if complete or (found := self._log_further_down(candidate, head)) is None:
                     raise
@@ -587,7 +627,7 @@ class _Search:
         if num_refused > MAX_REFUSALS:
             self._reject(
                 UnsafeInput(
-                    f"{num_refused - MAX_REFUSALS:,} more members refused",
+                    f"{plural(num_refused - MAX_REFUSALS, 'more member')} refused",
                     path=archive,
                     next_step="unpack the archive yourself and give the folder",
                 )
@@ -624,7 +664,7 @@ class _Search:
         """Copy a member of a compressed tar to the spool, if its head looks like an input."""
         head = stream.read(min(HEAD_BYTES, member.stored_bytes)) or b""
         with self._one_line(shown, named=False):
-            classify(head, path=shown, complete=len(head) == member.stored_bytes, limits=self.limits)
+            _classify(head, path=shown, complete=len(head) == member.stored_bytes, limits=self.limits)
             file = self._to_spool(_Joined(head, stream, member.stored_bytes, path=shown, limits=self.limits))
 
             def open_spooled() -> Stream:
@@ -659,6 +699,8 @@ class _Search:
         except NotATrace as error:
             if named:
                 self._reject(error)
+            elif isinstance(error, ForOtherCommand):
+                self._ignore(error.path, f"{error.message}; {error.next_step}", error.command)
             else:
                 self._ignore(error.path, error.message)
         except InputError as error:
@@ -669,11 +711,44 @@ class _Search:
     def _reject(self, error: InputError) -> None:
         self.found.rejected.append(error)
 
-    def _ignore(self, path: str, reason: str) -> None:
-        self.found.ignored.append(Ignored(path, reason))
+    def _ignore(self, path: str, reason: str, command: str = "") -> None:
+        self.found.ignored.append(Ignored(path, reason, command))
 
 
 _SAME_FILE = "the same file as"
+_HIDDEN_FOLDER = "a hidden folder"
+_OTHER_COMMANDS = (
+    ("hang", "explains", "Flight Recorder dumps"),
+    ("goodput", "reads", "lists of jobs, nodes or counters"),
+)
+
+
+def _why_no_trace(root: Path, skipped: list[Ignored]) -> str:
+    """Say what lies in a folder without a trace."""
+    hidden = [item for item in skipped if item.reason == _HIDDEN_FOLDER]
+    files = [item for item in skipped if item.reason != _HIDDEN_FOLDER]
+    if not skipped:
+        return "an empty folder"
+    if len(files) == 1 and not files[0].command:
+        reason = f"no trace in this folder ({Path(files[0].path).name}: {files[0].reason})"
+    else:
+        reason = f"no trace among {plural(len(files), 'file')}"
+    if not hidden:
+        return reason
+    names = [os.path.relpath(item.path, shown_path(root)) for item in hidden[:HIDDEN_SHOWN]]
+    more = f" and {len(hidden) - HIDDEN_SHOWN:,} more" if len(hidden) > HIDDEN_SHOWN else ""
+    return f"{reason}; hidden folders are skipped unless they are named: {', '.join(names)}{more}"
+
+
+def _other_commands(root: Path, skipped: list[Ignored]) -> str:
+    """Name the commands that read what lies in a folder without a trace."""
+    steps = []
+    for command, verb, what in _OTHER_COMMANDS:
+        own = [item for item in skipped if item.command == command]
+        if own:
+            place = str(Path(own[0].path).parent) if command == "hang" else shown_path(root)
+            steps.append(f"`perfkit {command} {place}` {verb} the {what}")
+    return "; ".join(steps)
 
 
 def identified(inputs: Iterable[Input], rejected: list[InputError], limits: Limits | None = None) -> list[Input]:

@@ -12,16 +12,24 @@ are as many groups as numbers.
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from perfkit.errors import InputError, UnsupportedInput, UsageError
+from perfkit.sources.inputs import GZIP_MAGIC, ZSTD_MAGIC
+from perfkit.sources.kinds import HEAD_BYTES, SQLITE_MAGIC
 from perfkit.sources.unpickle import Loaded, load_plain_pickles
 
 MAX_JSON_BYTES = 1 << 30
+MAX_FOLDERS_SEARCHED = 1000
+"""Folders that are looked into for a hint where the dumps are."""
+FILES_TRIED_PER_FOLDER = 20
 _PEER = re.compile(r"(send|recv)\s+(\d+)\s*(->|<-)\s*(\d+)")
 _TRAILING_NUMBER = re.compile(r"(\d+)(?:\.(?:json|pkl|pickle))?$")
 
@@ -77,6 +85,10 @@ class Recording:
     rejected: tuple[InputError, ...] = field(default_factory=tuple)
 
 
+class TraceInstead(UnsupportedInput):
+    """What a profiler writes, where a dump was expected."""
+
+
 def read_dumps(folder: Path) -> Recording:
     """Read every dump of a folder (or one file); what is none is reported and costs nothing else."""
     if not folder.exists():
@@ -85,13 +97,22 @@ def read_dumps(folder: Path) -> Recording:
         )
     paths = sorted(_files(folder)) if folder.is_dir() else [folder]
     if not paths:
+        below = folders_with_dumps(folder)
         raise UsageError(
-            f"{folder} holds no files",
-            next_step="point at the folder of TORCH_NCCL_DEBUG_INFO_TEMP_FILE (one dump per rank)",
+            f"{folder} holds no files" + (f", but there are dumps in {', '.join(map(str, below))}" if below else ""),
+            next_step=f"`perfkit hang {below[0]}` reads one folder"
+            if below
+            else "point at the folder of TORCH_NCCL_DEBUG_INFO_TEMP_FILE (one dump per rank)",
         )
     dumps: dict[int, Dump] = {}
-    rejected: list[InputError] = []
-    for loaded in _load(paths):
+    traces = {path: what for path in paths if (what := _kind_of_trace(_head(path)))}
+    rejected: list[InputError] = [
+        TraceInstead(
+            f"{what}, not a Flight Recorder dump", path=str(path), next_step=f"`perfkit analyze {path}` reads traces"
+        )
+        for path, what in traces.items()
+    ]
+    for loaded in _load([path for path in paths if path not in traces]):
         try:
             dump = _understand(loaded)
             if dump.rank in dumps:
@@ -106,6 +127,64 @@ def read_dumps(folder: Path) -> Recording:
     return Recording(tuple(dumps[rank] for rank in sorted(dumps)), tuple(rejected))
 
 
+def looks_like_dump(head: bytes) -> bool:
+    """Whether a file that begins like this is a dump; profilers write the groups into their traces too."""
+    if head.startswith(b"\x80"):
+        return b"pg_config" in head or b"collective_seq_id" in head
+    if b'"traceEvents"' in head or b'"distributedInfo"' in head:
+        return False
+    return head.lstrip()[:1] == b"{" and b'"pg_config"' in head
+
+
+def _kind_of_trace(head: bytes) -> str | None:
+    """Name what `perfkit analyze` reads and PyTorch never writes a dump as."""
+    if head.startswith((GZIP_MAGIC, ZSTD_MAGIC)):
+        return "compressed data"
+    if head.startswith(SQLITE_MAGIC):
+        return "a database"
+    text = head.lstrip()
+    is_trace = (text[:1] == b"{" and b'"traceEvents"' in text) or (text[:1] == b"[" and b'"ph"' in text)
+    return "a profiler trace" if is_trace else None
+
+
+def folders_with_dumps(root: Path, limit: int = 3) -> list[Path]:
+    """Return the nearest folders below `root` that hold dumps; only the heads of some files are read."""
+    found: list[Path] = []
+    waiting = deque(_subfolders(root))
+    for _ in range(MAX_FOLDERS_SEARCHED):
+        if not waiting or len(found) == limit:
+            break
+        folder = waiting.popleft()
+        try:
+            if any(looks_like_dump(_head(path)) for path in islice(_files(folder), FILES_TRIED_PER_FOLDER)):
+                found.append(folder)
+        except OSError:  # a folder without permission holds nothing for us
+            continue
+        waiting.extend(_subfolders(folder))
+    return found
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(
+                entry.name
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+            )
+    except OSError:
+        return []
+    return [folder / name for name in names]
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(HEAD_BYTES)
+    except OSError:
+        return b""
+
+
 def _files(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
         if (
@@ -118,18 +197,13 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _load(paths: list[Path]) -> Iterator[Loaded]:
-    texts = [path for path in paths if _starts_like_json(path)]
-    for path in texts:
-        yield _load_json(path)
-    yield from load_plain_pickles([path for path in paths if path not in set(texts)])
-
-
-def _starts_like_json(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(64).lstrip()[:1] == b"{"
-    except OSError:
-        return False
+    pickles = []
+    for path in paths:
+        if _head(path).lstrip()[:1] == b"{":
+            yield _load_json(path)
+        else:
+            pickles.append(path)
+    yield from load_plain_pickles(pickles)
 
 
 def _load_json(path: Path) -> Loaded:

@@ -68,7 +68,7 @@ def test_a_spool_must_be_local(place):
 def test_a_folder_without_traces_says_so(place):
     put(place, "empty/notes.txt", b"hello")
     found = find_inputs([f"{place}/empty"])
-    assert "no trace among 1 files" in str(found.rejected[0])
+    assert "no trace among 1 file" in str(found.rejected[0])
 
 
 def test_nothing_there_is_one_line():

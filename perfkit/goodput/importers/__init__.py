@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,11 +21,13 @@ import pyarrow.compute as pc
 from perfkit.errors import InputError, UnsafeInput, UnsupportedInput
 from perfkit.goodput.importers.base import Assume, Imported
 
-__all__ = ["Assume", "Dumps", "Imported", "import_dumps", "looks_importable", "read_dump"]
+__all__ = ["SUPPORTED", "Assume", "Dumps", "Imported", "import_dumps", "is_dump", "looks_importable", "read_dump"]
 
 MAX_BYTES = 4 << 30
 _HEAD_BYTES = 1 << 16
-_KNOWN = "sacct, scontrol show node|job, sinfo, a CSV of jobs, Kubernetes JSON, Prometheus text, nvidia-smi CSV"
+SUPPORTED = "sacct, scontrol show node|job, sinfo, a CSV of jobs, Kubernetes JSON, Prometheus text, nvidia-smi CSV"
+
+_SUPPORTED_STEP = f"supported are {SUPPORTED}"
 
 
 @dataclass
@@ -47,8 +49,9 @@ def import_dumps(paths: Iterable[str | os.PathLike[str]], assume: Assume | None 
         try:
             dumps.imported.append(read_dump(path, assume))
         except InputError as error:
-            reason = error.message + (f"; {error.next_step}" if error.next_step else "")
-            dumps.rejected.append({"path": error.path, "reason": reason})
+            # What is supported is the same for every file: whoever shows the reasons says it once.
+            hint = f"; {error.next_step}" if error.next_step and error.next_step != _SUPPORTED_STEP else ""
+            dumps.rejected.append({"path": error.path, "reason": error.message + hint})
         except OSError as error:
             dumps.rejected.append({"path": str(path), "reason": error.strerror or str(error)})
     for name in ("jobs", "nodes", "counters"):
@@ -64,7 +67,7 @@ def import_dumps(paths: Iterable[str | os.PathLike[str]], assume: Assume | None 
 
 def read_dump(path: str | os.PathLike[str], assume: Assume) -> Imported:
     """Recognise one file by its content and read it."""
-    from perfkit.goodput.importers import counters, csv_jobs, kubernetes, sacct, scontrol
+    from perfkit.goodput.importers import sacct
 
     path = Path(path)
     size = path.stat().st_size
@@ -78,26 +81,39 @@ def read_dump(path: str | os.PathLike[str], assume: Assume) -> Imported:
     if "JobID" in assume.fields and b"|" in head and not sacct.looks_like_sacct(head):
         data = b"|".join(name.encode() for name in assume.fields) + b"\n" + data
         return sacct.read_sacct(data, name, assume)
-    if sacct.looks_like_sacct(head):
-        return sacct.read_sacct(data, name, assume)
-    if head.lstrip()[:14].startswith((b"NodeName=", b"JobId=", b"PartitionName=", b"Configuration ")):
-        return scontrol.read_scontrol(data, name, assume)
-    if kubernetes.looks_like_kubernetes(head):
-        return kubernetes.read_kubernetes(data, name, assume)
-    if csv_jobs.looks_like_jobs(head):
-        return csv_jobs.read_jobs_csv(data, name, assume)
-    if counters.looks_like_nvidia_smi(head):
-        return counters.read_nvidia_smi(data, name, assume)
-    if counters.looks_like_prometheus(head):
-        return counters.read_prometheus(data, name, assume)
-    if scontrol.looks_like_sinfo(head):
-        return scontrol.read_sinfo(data, name, assume)
+    if reader := _reader_of(head):
+        return reader(data, name, assume)
     if _headless(head):
         raise UnsupportedInput(
             "looks like sacct without a header", path=name,
             next_step="run sacct without --noheader, or name its columns: --fields JobID,State,Start,End,…",
         )  # fmt: skip
-    raise UnsupportedInput(_what_it_is(head), path=name, next_step=f"supported are {_KNOWN}")
+    raise UnsupportedInput(_what_it_is(head), path=name, next_step=_SUPPORTED_STEP)
+
+
+def is_dump(head: bytes) -> bool:
+    """Whether a file that begins like this is a dump of a kind that perfkit imports."""
+    return _reader_of(head) is not None
+
+
+def _reader_of(head: bytes) -> Callable[[bytes, str, Assume], Imported] | None:
+    from perfkit.goodput.importers import counters, csv_jobs, kubernetes, sacct, scontrol
+
+    if sacct.looks_like_sacct(head):
+        return sacct.read_sacct
+    if head.lstrip()[:14].startswith((b"NodeName=", b"JobId=", b"PartitionName=", b"Configuration ")):
+        return scontrol.read_scontrol
+    if kubernetes.looks_like_kubernetes(head):
+        return kubernetes.read_kubernetes
+    if csv_jobs.looks_like_jobs(head):
+        return csv_jobs.read_jobs_csv
+    if counters.looks_like_nvidia_smi(head):
+        return counters.read_nvidia_smi
+    if counters.looks_like_prometheus(head):
+        return counters.read_prometheus
+    if scontrol.looks_like_sinfo(head):
+        return scontrol.read_sinfo
+    return None
 
 
 def looks_importable(path: str | os.PathLike[str]) -> bool:
@@ -114,6 +130,10 @@ def _headless(head: bytes) -> bool:
 def _what_it_is(head: bytes) -> str:
     if not head.strip():
         return "an empty file"
+    if head.startswith(b"\x1f\x8b"):
+        return "gzip data, as traces are, which `perfkit analyze` reads"
+    if b'"traceEvents"' in head:
+        return "a profiler trace, which `perfkit analyze` reads"
     if b"\0" in head:
         return "a binary file"
     first = head.split(b"\n", 1)[0]

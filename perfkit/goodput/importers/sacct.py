@@ -21,6 +21,7 @@ from perfkit.errors import CorruptInput
 from perfkit.goodput.causes import cause_of_state
 from perfkit.goodput.importers.base import Assume, Imported, by_value, decode, number_attempts, parse_times, whole
 from perfkit.goodput.importers.hostlist import expand_hostlist
+from perfkit.report.format import plural
 from perfkit.schema import JOBS, conform
 
 WANTED = (
@@ -61,7 +62,7 @@ def _without_steps(table: pa.Table, found: Imported) -> tuple[pa.Table, pa.Table
     jobs, rest = table.filter(pc.invert(step)), table.filter(step)
     base = pc.extract_regex(rest["JobID"].combine_chunks(), r"^(?P<job>[^.]+)\.").field("job")
     orphan = pc.invert(pc.is_in(base, pc.unique(jobs["JobID"])))
-    found.assumed.append(f"{steps} rows of job steps left out: the rows of their jobs cover them")
+    found.assumed.append(_steps_left_out(steps))
     if not pc.any(orphan).as_py():
         return jobs, None
     at = rest.column_names.index("JobID")
@@ -69,9 +70,17 @@ def _without_steps(table: pa.Table, found: Imported) -> tuple[pa.Table, pa.Table
     known = len(pc.unique(orphans["JobID"]))
     found.assumed.pop()
     if steps > len(orphans):
-        found.assumed.append(f"{steps - len(orphans)} rows of job steps left out: the rows of their jobs cover them")
-    found.assumed.append(f"{known} jobs are listed by their steps only; they last from the first step to the last")
+        found.assumed.append(_steps_left_out(steps - len(orphans)))
+    found.assumed.append(
+        "1 job is listed by its steps only; it lasts from the first step to the last"
+        if known == 1
+        else f"{known:,} jobs are listed by their steps only; they last from the first step to the last"
+    )
     return jobs, orphans
+
+
+def _steps_left_out(steps: int) -> str:
+    return f"{plural(steps, 'row')} of job steps left out: the rows of their jobs cover them"
 
 
 def _jobs_of_steps(steps: pa.Table) -> pa.Table:
