@@ -77,7 +77,7 @@ def _no_dump(place: Path, rejected: Sequence[InputError]) -> InputError:
         next_step = "set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT=1 before the next run"
     shown = f"{Path(first.path).name}: {first.message}" if is_trace else first
     return UnsupportedInput(
-        f"no Flight Recorder dump among {plural(len(rejected), 'file')}; the first: {shown}",
+        f"no Flight Recorder dump among {plural(len(rejected), 'file')}; {shown}",
         path=str(place),
         next_step=next_step,
     )

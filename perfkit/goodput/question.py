@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from perfkit.errors import PerfkitError, UsageError
 from perfkit.goodput.capture_rollup import captured_runs, run_tables
-from perfkit.goodput.importers import SUPPORTED, Assume, Dumps, import_dumps
+from perfkit.goodput.importers import SUPPORTED, Assume, Dumps, import_dumps, without_supported
 from perfkit.goodput.job_summary import summarize_jobs
 from perfkit.goodput.ladder import ladder_b, top_terms
 from perfkit.goodput.planning import Risk, plan
@@ -319,7 +319,7 @@ def _of_dumps(
     if not dumps.imported:
         raise PerfkitError(
             f"nothing to import: {_why_rejected(dumps.rejected) or 'no files there'}",
-            next_step=f"name a store, or a dump of a scheduler ({SUPPORTED})",
+            next_step=f"name a store, or a dump of a scheduler; {SUPPORTED}",
         )
     document: dict[str, Any] = {"source": "jobs", "totals": None}
     jobs = dumps.tables.get("jobs")
@@ -347,7 +347,7 @@ def _why_rejected(rejected: Sequence[Mapping[str, str]], limit: int = 3) -> str:
     """Name one file for each reason: a folder holds many files of a kind."""
     paths: dict[str, list[str]] = {}
     for one in rejected:
-        paths.setdefault(one["reason"], []).append(one["path"])
+        paths.setdefault(without_supported(one["reason"]), []).append(one["path"])
     shown = [
         f"{own[0]}{f' and {len(own) - 1:,} more' if len(own) > 1 else ''}: {reason}"
         for reason, own in list(paths.items())[:limit]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfkit.goodput.causes import CAUSES
+from perfkit.goodput.importers import SUPPORTED, without_supported
 from perfkit.report.format import UNKNOWN, clean, count, percent, plural
 
 LABELS = {
@@ -206,7 +207,12 @@ def _quality(quality: Mapping[str, Any]) -> list[str]:
                 f"  {total:,} left out: " + ", ".join(f"{n:,} × {clean(why)}" for why, n in one["left_out"].items())
             )
             lines += [f"    line {bad['line']}: {clean(bad['why'], 100)}" for bad in one["bad_records"][:5]]
-    lines += [f"{clean(bad['path'])}: not used: {clean(bad['reason'])}" for bad in quality["rejected"]]
+    short = [without_supported(bad["reason"]) for bad in quality["rejected"]]
+    lines += [
+        f"{clean(bad['path'])}: not used: {clean(why)}" for bad, why in zip(quality["rejected"], short, strict=True)
+    ]
+    if short != [bad["reason"] for bad in quality["rejected"]]:
+        lines.append(SUPPORTED)
     if quality["duplicates"]:
         verb = "lists" if quality["duplicates"] == 1 else "list"
         rows = plural(quality["duplicates"], "row")

@@ -506,8 +506,6 @@ class _Search:
                 raise unreadable
             try:
                 verdict = _classify(head, path=candidate.path, complete=complete, limits=self.limits)
-            except ForOtherCommand:
-                raise
             except NotATrace:
                 if complete or (found := self._log_further_down(candidate, head)) is None:
                     raise
@@ -732,10 +730,10 @@ def _why_no_trace(root: Path, skipped: list[Ignored]) -> str:
     if len(files) == 1 and not files[0].command:
         reason = f"no trace in this folder ({Path(files[0].path).name}: {files[0].reason})"
     else:
-        reason = f"no trace among {plural(len(files), 'file')}"
+        reason = f"no trace among {plural(len(files), 'file')}" if files else "no files"
     if not hidden:
         return reason
-    names = [os.path.relpath(item.path, shown_path(root)) for item in hidden[:HIDDEN_SHOWN]]
+    names = [item.path.removeprefix(f"{shown_path(root)}/") for item in hidden[:HIDDEN_SHOWN]]
     more = f" and {len(hidden) - HIDDEN_SHOWN:,} more" if len(hidden) > HIDDEN_SHOWN else ""
     return f"{reason}; hidden folders are skipped unless they are named: {', '.join(names)}{more}"
 

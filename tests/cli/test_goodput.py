@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -138,3 +139,36 @@ def test_snapshots_of_nodes_add_up_to_an_uptime(tmp_path, capsys):
     rows = Store(target).read("cluster_rollup").to_pylist()
     assert [(r["up_ns"] / H, r["down_ns"] / H) for r in rows] == [(16, 0), (8, 8), (16, 0)]
     assert all(r["cluster"] == "prod" for r in rows)
+
+
+def test_gpu_hours_that_a_dump_does_not_know_are_said_to_be_unknown(tmp_path, capsys):
+    dump = tmp_path / "sacct.txt"
+    dump.write_text("JobID|State|Start|End\n1|COMPLETED|2024-01-01T00:00:00|2024-01-01T02:00:00\n")
+    assert main(["goodput", str(dump), "--by", "day"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 job held unknown GPU-hours" in shown
+    assert "1 job does not say how many GPUs it held\n" in shown
+    assert re.search(r"completed +1 job +unknown GPU-hours", shown)
+    assert re.search(r"2024-01-01 +– +1 ", shown)
+
+
+def test_gpu_hours_of_some_jobs_are_without_the_others(tmp_path, capsys):
+    dump = tmp_path / "sacct.txt"
+    dump.write_text(SACCT.replace("|gres/gpu=8", "|"))
+    assert main(["goodput", str(dump)]) == 0
+    shown = capsys.readouterr().out
+    assert "2 jobs held 4.0 GPU-hours" in shown
+    assert "1 job does not say how many GPUs it held: the GPU-hours are without it" in shown
+
+
+def test_what_is_supported_is_said_once(tmp_path, capsys):
+    for name in "abcde":
+        (tmp_path / f"{name}.bin").write_bytes(b"\0binary")
+    (tmp_path / "notes.md").write_text("# notes\n")
+    assert main(["goodput", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "a.bin and 4 more: a binary file; " in said
+    assert said.count("Prometheus") == 1
+    (tmp_path / "sacct.txt").write_text(SACCT)
+    assert main(["goodput", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("Prometheus") == 1

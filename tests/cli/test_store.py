@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from perfkit.cli import store as command
+from perfkit.cli.main import main
 from perfkit.errors import StoreError
 from perfkit.sources.base import PartInfo
 from perfkit.store import Store
@@ -102,3 +103,10 @@ def test_migrate_of_a_current_store_does_nothing(lake, capsys):
 def test_its_help_needs_no_pyarrow():
     code = "import sys; import perfkit.cli.store; sys.exit('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("action", ["ls", "gc", "compact", "migrate", "rollup"])
+@pytest.mark.parametrize("option", [["--store", "runs"], ["--store=runs"], ["runs", "--store", "other"]])
+def test_store_as_an_option_says_how_to_name_it(action, option, capsys):
+    assert main(["store", action, *option]) == 2
+    assert f"the store goes without --store: `perfkit store {action} DIR`" in capsys.readouterr().err

@@ -385,3 +385,15 @@ def test_a_duration_or_gpu_count_that_is_none_costs_its_row_and_is_not_taken_for
     dumps = one(tmp_path, "timestamp,duration,num_gpus\n" + "\n".join(rows) + "\n")
     assert len(dumps.tables["jobs"]) == 1
     assert sum(dumps.imported[0].counts.values()) == 2
+
+
+def test_one_step_and_one_job_are_said_in_the_singular(tmp_path):
+    assert any(text.startswith("1 row of job steps") for text in sacct(tmp_path, job(1), job("1.0")).assumed)
+    assert any(text.startswith("1 job is listed by its") for text in sacct(tmp_path, job("9.0")).assumed)
+
+
+@pytest.mark.parametrize("data", [b"\x1f\x8b\x08\0", b'{"traceEvents": []}'])
+def test_a_trace_is_for_analyze(tmp_path, data):
+    (tmp_path / "t").write_bytes(data)
+    [rejected] = import_dumps([tmp_path]).rejected
+    assert rejected["reason"].endswith("; `perfkit analyze` reads traces")

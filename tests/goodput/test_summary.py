@@ -153,3 +153,27 @@ def test_ladder_b_adds_up_to_100_points_and_ends_at_effective_mfu():
     assert inside["idle_host (projected)"] == pytest.approx(2 * inside["non_matmul (projected)"])
     assert [r["measured"] for r in rows if "projected" in r["term"]] == [False, False]
     assert ladder_b(dict.fromkeys(GOODPUT_BUCKETS, 0), None) == []
+
+
+def jobs_of_an_hour(*jobs):
+    base = {"cluster": "c", "attempt": 0, "start_ns": 0, "end_ns": H, "cause": "completed", "nodes": ["a"]}
+    return table_from_rows(JOBS, [base | {"job": str(number)} | job for number, job in enumerate(jobs)])
+
+
+@pytest.mark.parametrize("by", ["user", "day", "node", "run"])
+def test_gpu_hours_of_jobs_that_name_no_gpus_are_unknown_and_not_0(by):
+    answer = summarize_jobs(jobs_of_an_hour({"user": "ann"}, {"user": "bo", "nodes": []}), by=by, price=2.0)
+    for row in (answer["totals"], *answer["groups"]):
+        assert (row["allocated_ns"], row["allocated_gpu_hours"], row["cost"]) == (None, None, None)
+    assert answer["totals"]["outcomes"] == {"completed": {"jobs": 2, "gpu_hours": None, "cost": None}}
+
+
+def test_jobs_that_name_no_gpus_are_left_out_of_the_sum_of_those_that_do():
+    jobs = jobs_of_an_hour({"user": "ann", "gpus": 8}, {"user": "bo"}, {"user": "cy", "gpus": 0})
+    answer = summarize_jobs(jobs, by="user", price=2.0)
+    assert (answer["totals"]["allocated_gpu_hours"], answer["totals"]["jobs_without_gpu_count"]) == (8.0, 1)
+    assert {row["key"]: row["allocated_gpu_hours"] for row in answer["groups"]} == {"ann": 8.0, "bo": None, "cy": 0.0}
+
+
+def test_no_job_at_all_held_0_gpu_hours():
+    assert summarize_jobs(JOBS.empty())["totals"]["allocated_gpu_hours"] == 0.0

@@ -758,3 +758,54 @@ class TestRealFiles:
         assert sum("dlrm_kineto.tar.gz!" in item.path for item in found.inputs) == 8
         assert not [item for item in found.inputs if item.path.endswith("linear_et.json.gz")]
         assert len({item.fingerprint for item in found.inputs}) == len(found.inputs)
+
+
+class TestOtherCommands:
+    DUMP = pickle.dumps({"version": "2.9", "pg_config": {}, "entries": []})
+    SACCT = b"JobID|State|Start|End\n1|COMPLETED|2024-01-01T00:00:00|2024-01-01T02:00:00\n"
+    PHILLY = b"timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,66.0,1,66.0,a\n"
+
+    @pytest.mark.parametrize(
+        ("data", "step"),
+        [
+            (DUMP, "`perfkit hang FOLDER` explains it"),
+            (pickle.dumps({"entries": [{"collective_seq_id": 1}]}), "`perfkit hang FOLDER` explains it"),
+            (b'{"version": "2.9", "pg_config": {}, "entries": []}', "`perfkit hang FOLDER` explains it"),
+            (SACCT, "`perfkit goodput FILE` reads it"),
+            (PHILLY, "`perfkit goodput FILE` reads it"),
+        ],
+    )
+    def test_a_file_that_another_command_reads_names_it(self, folder, data, step):
+        (folder / "x").write_bytes(data)
+        assert step in only_line(find(folder, "x"))
+        assert step in find(folder).ignored[0].reason
+
+    def test_a_folder_of_such_files_names_it(self, folder):
+        write_all(folder, {"job/_dump_0": self.DUMP, "job/_dump_1": self.DUMP, "job/fault.log": b"x"})
+        assert f"no trace among 3 files; `perfkit hang {folder}/job` explains" in only_line(find(folder))
+        write_all(folder, {"sacct.txt": self.SACCT})
+        assert f"`perfkit goodput {folder}` reads" in only_line(find(folder))
+
+    def test_one_such_file_in_a_folder_names_it_once(self, folder):
+        write_all(folder, {"philly.csv": self.PHILLY})
+        assert only_line(find(folder)).count("perfkit goodput") == 1
+
+    def test_a_training_log_that_begins_like_a_dump_is_still_found(self, folder):
+        line = b" iteration 1/ 10 | consumed samples: 8 | elapsed time per iteration (ms): 5.0 |\n"
+        assert detect.log_kind(line)
+        (folder / "log").write_bytes(self.SACCT + b"-\n" * detect.HEAD_BYTES + line)
+        assert [input.kind for input in find(folder).inputs] == ["megatron"]
+
+
+class TestHiddenFolders:
+    def test_their_names_are_said_where_nothing_else_is_found(self, folder):
+        write_all(folder, {"LICENSE.md": b"free", ".github/t.json": TRACE})
+        said = only_line(find(folder))
+        assert "no trace in this folder (LICENSE.md" in said
+        assert "hidden folders are skipped unless they are named: .github;" in said
+        assert len(find(folder, ".github").inputs) == 1
+
+    def test_only_some_of_many_are_named(self, folder):
+        write_all(folder, {f"sub/.h{number}/t.json": TRACE for number in range(5)})
+        assert "no files; hidden" in only_line(find(folder))
+        assert "named: sub/.h0, sub/.h1, sub/.h2 and 2 more;" in only_line(find(folder))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfkit.errors import UsageError
-from perfkit.sources.flight_recorder import Progress, read_dumps
+from perfkit.sources.flight_recorder import Progress, TraceInstead, folders_with_dumps, read_dumps
 
 CONTENT = {
     "version": "2.10",
@@ -96,3 +97,33 @@ def test_nothing_to_read_says_where_dumps_come_from(tmp_path):
         read_dumps(tmp_path)
     with pytest.raises(UsageError, match="no such file"):
         read_dumps(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("rank0.json.gz", gzip.compress(b'{"traceEvents": []}')),
+        ("rank0.json", b' {"schemaVersion": 1, "traceEvents": ['),
+        ("rank0.json", b'[{"ph": "X", "ts": 1}]'),
+        ("rank0.sqlite", b"SQLite format 3\0"),
+    ],
+)
+def test_a_trace_is_no_dump_and_is_for_analyze(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    [error] = read_dumps(tmp_path).rejected
+    assert isinstance(error, TraceInstead)
+    assert "not a Flight Recorder dump" in error.message
+    assert error.next_step == f"`perfkit analyze {tmp_path / name}` reads traces"
+
+
+def test_a_folder_without_files_names_the_nearest_folders_with_dumps(tmp_path):
+    for name in ("deep/er/job", "a", "b/job", "c", "d"):
+        (tmp_path / name).mkdir(parents=True)
+        write(tmp_path / name / "_dump_0")
+    (tmp_path / "e").mkdir()
+    write(tmp_path / "e/rank0.json", {"distributedInfo": {"pg_config": []}})
+    (tmp_path / "loop").symlink_to(tmp_path)
+    assert folders_with_dumps(tmp_path) == [tmp_path / "a", tmp_path / "c", tmp_path / "d"]
+    with pytest.raises(UsageError, match=f"holds no files, but there are dumps in {tmp_path}/a, {tmp_path}/c") as error:
+        read_dumps(tmp_path)
+    assert error.value.next_step == f"`perfkit hang {tmp_path}/a` reads one folder"

@@ -21,13 +21,17 @@ import pyarrow.compute as pc
 from perfkit.errors import InputError, UnsafeInput, UnsupportedInput
 from perfkit.goodput.importers.base import Assume, Imported
 
-__all__ = ["SUPPORTED", "Assume", "Dumps", "Imported", "import_dumps", "is_dump", "looks_importable", "read_dump"]
+__all__ = [
+    "SUPPORTED", "Assume", "Dumps", "Imported", "import_dumps", "is_dump", "looks_importable", "read_dump",
+    "without_supported",
+]  # fmt: skip
 
 MAX_BYTES = 4 << 30
 _HEAD_BYTES = 1 << 16
-SUPPORTED = "sacct, scontrol show node|job, sinfo, a CSV of jobs, Kubernetes JSON, Prometheus text, nvidia-smi CSV"
-
-_SUPPORTED_STEP = f"supported are {SUPPORTED}"
+SUPPORTED = (
+    "supported are sacct, scontrol show node|job, sinfo, a CSV of jobs, Kubernetes JSON, Prometheus text,"
+    " nvidia-smi CSV"
+)
 
 
 @dataclass
@@ -49,9 +53,8 @@ def import_dumps(paths: Iterable[str | os.PathLike[str]], assume: Assume | None 
         try:
             dumps.imported.append(read_dump(path, assume))
         except InputError as error:
-            # What is supported is the same for every file: whoever shows the reasons says it once.
-            hint = f"; {error.next_step}" if error.next_step and error.next_step != _SUPPORTED_STEP else ""
-            dumps.rejected.append({"path": error.path, "reason": error.message + hint})
+            reason = error.message + (f"; {error.next_step}" if error.next_step else "")
+            dumps.rejected.append({"path": error.path, "reason": reason})
         except OSError as error:
             dumps.rejected.append({"path": str(path), "reason": error.strerror or str(error)})
     for name in ("jobs", "nodes", "counters"):
@@ -88,7 +91,15 @@ def read_dump(path: str | os.PathLike[str], assume: Assume) -> Imported:
             "looks like sacct without a header", path=name,
             next_step="run sacct without --noheader, or name its columns: --fields JobID,State,Start,End,…",
         )  # fmt: skip
-    raise UnsupportedInput(_what_it_is(head), path=name, next_step=_SUPPORTED_STEP)
+    if head.startswith(b"\x1f\x8b") or b'"traceEvents"' in head:
+        what = "a profiler trace" if b'"traceEvents"' in head else "gzip data, as traces are"
+        raise UnsupportedInput(what, path=name, next_step="`perfkit analyze` reads traces")
+    raise UnsupportedInput(_what_it_is(head), path=name, next_step=SUPPORTED)
+
+
+def without_supported(reason: str) -> str:
+    """Return the reason of a rejected file without the list of what is supported, to be said once for all files."""
+    return reason.removesuffix(f"; {SUPPORTED}")
 
 
 def is_dump(head: bytes) -> bool:
@@ -130,10 +141,6 @@ def _headless(head: bytes) -> bool:
 def _what_it_is(head: bytes) -> str:
     if not head.strip():
         return "an empty file"
-    if head.startswith(b"\x1f\x8b"):
-        return "gzip data, as traces are, which `perfkit analyze` reads"
-    if b'"traceEvents"' in head:
-        return "a profiler trace, which `perfkit analyze` reads"
     if b"\0" in head:
         return "a binary file"
     first = head.split(b"\n", 1)[0]
