@@ -37,7 +37,7 @@ from perfkit.analysis.evidence import (
     ratio,
     typical,
 )
-from perfkit.report.format import signed_duration
+from perfkit.report.format import plural, signed_duration
 from perfkit.report.report import Report
 from perfkit.report.verdict import term_label
 
@@ -497,7 +497,8 @@ def _what_runs_tell(speed: Estimate, times: Sequence[Sequence[Floats]], spread: 
         return
     if speed.doubt == "few":
         short = min(sum(map(len, side)) for side in times)
-        yield f"only {short} step{'s' * (short != 1)} on one side: {MIN_VALUES} are needed to tell a change from noise, 100 are good"
+        steps = plural(short, "step")
+        yield f"only {steps} on one side: {MIN_VALUES} are needed to tell a change from noise, 100 are good"
         return
     if max(map(len, times)) > 1:
         return
