@@ -175,7 +175,7 @@ def test_the_command_says_what_became_of_the_files(filled, capsys):
     assert "nothing to pack" in capsys.readouterr().out  # somebody has just written to it
     assert main(["store", "compact", filled.uri, "--quiet", "0"]) == 0
     said = capsys.readouterr().out
-    assert "15 segments into 1 packs, 45 files into 3" in said
+    assert "15 segments into 1 pack, 45 files into 3" in said
     assert "gc" in said
     assert main(["store", "gc", filled.uri, "--older-than", "0", "--delete"]) == 0
     assert main(["store", "compact", filled.uri, "--quiet", "0", "--format", "json"]) == 0
