@@ -32,6 +32,8 @@ from perfkit.sources.bytedance import is_op_trace
 if TYPE_CHECKING:
     from perfkit.analysis.whatif_pipeline import Straggling
 
+LOST = 0.002
+"""A loss by a fix that is worth a word."""
 TRUSTED = 0.02
 """A structure error above this is said aloud."""
 FAMILY_FACTOR = 1.2
@@ -272,6 +274,11 @@ def _notes(found: WhatIf, model: Model, examined: Examined, unsplit: float) -> l
             notes.append("the ranks share no matched collective on aligned clocks: each is played by itself")
         elif not examined.job.view.clock.aligned:
             notes += [f"{note}; they are played apart" for note in examined.job.view.clock.notes if "aligned" in note]
+    if any(" like " in one.name and (one.gain or 0.0) < -LOST for one in found.predictions):
+        notes.append(
+            "with the usual work of their peers these ranks would take longer: if they hold others up, it is not by "
+            "their own work; look at what the host does before it"
+        )
     if model.tasks.records[0].source == "trace":
         notes.append("no steps are recorded: the whole trace is one step")
     return notes
