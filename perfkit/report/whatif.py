@@ -58,7 +58,8 @@ def _predictions(found: WhatIf) -> list[str]:
     for one in known:
         mfu = ("-" if one.mfu is None else percent(one.mfu),) if has_mfu else ()
         assert one.gain is not None
-        rows.append((one.name, duration(one.step_time_ns), f"{100 * one.gain:+.1f} %".replace("-", "−"), *mfu, one.bound or ""))
+        gain = f"{100 * one.gain:+.1f} %".replace("-", "−")
+        rows.append((one.name, duration(one.step_time_ns), gain, *mfu, one.bound or ""))
     width = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         "  ".join([row[0].ljust(width[0]), *(c.rjust(w) for c, w in zip(row[1:-1], width[1:-1], strict=True)), row[-1]])
