@@ -150,6 +150,13 @@ class Files:
                     batch[relative].replace(target)
                 side_by_side(_fsync_folder, {target.parent for target in targets.values()})
 
+    def make_folders(self, relatives: Iterable[str]) -> None:
+        """Make the folders that objects will appear in; elsewhere an object needs none."""
+        if self.local:
+            with store_errors(f"{self.name}: cannot write"):
+                for folder in {Path(self.path(relative)).parent for relative in relatives}:
+                    folder.mkdir(parents=True, exist_ok=True)
+
     def _upload(self, finished: Path, relative: str) -> None:
         with finished.open("rb") as source:
             self._put(relative, iter(lambda: source.read(_BLOCK), b""), finished.stat().st_size)

@@ -15,7 +15,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,7 @@ from perfkit.errors import SchemaError, StoreError, UsageError
 from perfkit.schema import SCHEMA_VERSION, TABLES, TableSchema, conform
 from perfkit.store import layout
 from perfkit.store.commits import TOLD_BY_THE_SOURCE, Commit, CommittedFile, DamagedCommit, Pack, describe_part
-from perfkit.store.files import Files, discard, side_by_side, store_errors
+from perfkit.store.files import Files, discard, store_errors
 from perfkit.store.parquet import FIRST_GROUP_ROWS, ROW_GROUP_ROWS, open_writer
 
 if TYPE_CHECKING:
@@ -83,10 +84,11 @@ class SegmentWriter:
             path = self._folder() / f"{table}.parquet"
             self._parts[table] = _Part(self._files.name, schema, path, self.fingerprint, self._thread is not None)
         part = self._parts[table]
-        if self._thread:
-            self._thread.submit(part, rows)
-        else:
-            part.append(rows)
+        if part.append(rows):
+            if self._thread:
+                self._thread.submit(part.write_groups)
+            else:
+                part.write_groups()
 
     def commit(
         self, info: PartInfo | None = None, *, source_path: str = "", extra: Mapping[str, Any] | None = None
@@ -152,14 +154,27 @@ class SegmentWriter:
         return rows
 
     def _commit(self, described: dict[str, Any]) -> Commit:
-        if self._thread:
-            self._thread.finish()
-            side_by_side(_Part.close, self._parts.values())  # a small file has only now enough rows to write
-        for part in self._parts.values():
-            part.close()
+        self._close_parts()
         lock = layout.lock_path(self.key, self.rank, self.segment)
         with self._files.locked(lock):  # two writers of one segment must not mix their files
             return self._publish_and_commit(described)
+
+    def _close_parts(self) -> None:
+        """Write what is left: of a small file that is nearly everything, so that both threads take a share of it."""
+        # Tables that the thread is perhaps writing come last.
+        left = deque(sorted(self._parts.values(), key=lambda part: (part.grouped_rows, -part.pending_rows)))
+
+        def close_next() -> None:
+            with suppress(IndexError):  # the other thread was faster
+                while left:
+                    left.popleft().close()
+
+        if self._thread:
+            self._thread.submit(close_next)
+        close_next()
+        self._files.make_folders(layout.part_path(table, self.key, self.rank, self.segment, 0) for table in self._parts)
+        if self._thread:
+            self._thread.finish()
 
     def _publish_and_commit(self, described: dict[str, Any]) -> Commit:
         previous = load_commit(self._files, self.key, self.rank, self.segment)
@@ -223,7 +238,7 @@ class SegmentWriter:
 
 @dataclass(slots=True)
 class _Part:
-    """One table of the segment: collects chunks until they fill a row group."""
+    """One table of the segment: collects chunks until they fill a row group, which any thread may write."""
 
     store: str
     """As the user wrote it."""
@@ -232,42 +247,65 @@ class _Part:
     fingerprint: str
     background: bool = False
     rows: int = 0
+    """Written so far."""
+    grouped_rows: int = 0
+    """Written, or in a group that is to be."""
+    pending_rows: int = 0
+    """Too few for a group."""
     _pending: list[pa.Table] = field(default_factory=list)
-    _pending_rows: int = 0
+    _groups: deque[list[pa.Table]] = field(default_factory=deque)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _writer: pq.ParquetWriter | None = None
 
-    def append(self, rows: pa.Table) -> None:
+    def append(self, rows: pa.Table) -> bool:
+        """Take rows, and say whether they made a group that can be written."""
         self._pending.append(rows)
-        self._pending_rows += len(rows)
+        self.pending_rows += len(rows)
         # Small groups first, so that a writer in the background starts while a small file is still being read.
-        wanted = min(ROW_GROUP_ROWS, max(FIRST_GROUP_ROWS, self.rows)) if self.background else ROW_GROUP_ROWS
-        if self._pending_rows >= wanted:
-            self._flush()
+        wanted = min(ROW_GROUP_ROWS, max(FIRST_GROUP_ROWS, self.grouped_rows)) if self.background else ROW_GROUP_ROWS
+        if self.pending_rows < wanted:
+            return False
+        self._make_group()
+        return True
 
-    def _flush(self) -> None:
-        if not self._pending:
-            return
-        rows = pa.concat_tables(self._pending)
-        if rows.column(0).num_chunks > 1:  # chunks bring dictionaries of their own; a row group has one
-            rows = rows.unify_dictionaries()
-        self._pending, self._pending_rows = [], 0
-        with store_errors(f"{self.store}: cannot write {self.schema.name}"):
-            if self._writer is None:
-                metadata = {**self.schema.arrow.metadata, FINGERPRINT_KEY: self.fingerprint.encode()}
-                self._writer = open_writer(self.path, self.schema.arrow.with_metadata(metadata))
-            at_once = len(rows) if len(rows) < 2 * ROW_GROUP_ROWS else ROW_GROUP_ROWS
-            self._writer.write_table(rows, row_group_size=at_once)
-        self.rows += len(rows)
+    def write_groups(self) -> None:
+        """Write the groups there are, in order; if another thread is at it, that one does."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._write_groups()
+            finally:
+                self._lock.release()
 
     def close(self) -> None:
-        self._flush()
-        if self._writer:
+        with self._lock:
+            if self._pending:
+                self._make_group()
+            self._write_groups()
+            if self._writer:
+                with store_errors(f"{self.store}: cannot write {self.schema.name}"):
+                    self._writer.close()
+                self._writer = None
+
+    def _make_group(self) -> None:
+        self._groups.append(self._pending)
+        self.grouped_rows += self.pending_rows
+        self._pending, self.pending_rows = [], 0
+
+    def _write_groups(self) -> None:
+        while self._groups:
+            # Chunks bring dictionaries of their own, and a group has one: at a second one, Parquet goes over to text.
+            rows = pa.concat_tables(self._groups.popleft()).unify_dictionaries()
             with store_errors(f"{self.store}: cannot write {self.schema.name}"):
-                self._writer.close()
-            self._writer = None
+                if self._writer is None:
+                    metadata = {**self.schema.arrow.metadata, FINGERPRINT_KEY: self.fingerprint.encode()}
+                    self._writer = open_writer(self.path, self.schema.arrow.with_metadata(metadata))
+                at_once = len(rows) if len(rows) < 2 * ROW_GROUP_ROWS else ROW_GROUP_ROWS
+                self._writer.write_table(rows, row_group_size=at_once)
+            self.rows += len(rows)
 
     def abandon(self) -> None:
         self._pending = []
+        self._groups.clear()
         if self._writer:
             with suppress(OSError, pa.ArrowException):  # the disk is full or gone; the file is deleted anyway
                 self._writer.close()
@@ -275,17 +313,17 @@ class _Part:
 
 
 class _WriterThread:
-    """Encodes beside the caller, at most two chunks behind, so that parsing and writing overlap."""
+    """Encodes beside the caller, at most two row groups behind, so that parsing and writing overlap."""
 
     def __init__(self) -> None:
-        self._queue: queue.Queue[tuple[_Part, pa.Table] | None] = queue.Queue(maxsize=2)
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(maxsize=2)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="perfkit-store-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, part: _Part, rows: pa.Table) -> None:
+    def submit(self, job: Callable[[], None]) -> None:
         self._raise()
-        self._queue.put((part, rows))
+        self._queue.put(job)
 
     def finish(self) -> None:
         self.stop()
@@ -304,7 +342,7 @@ class _WriterThread:
         while (job := self._queue.get()) is not None:
             if self._error is None:
                 try:
-                    job[0].append(job[1])
+                    job()
                 except BaseException as error:
                     self._error = error  # raised in the caller by the next submit or by finish
 
