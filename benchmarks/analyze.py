@@ -127,7 +127,7 @@ def measure_tables(number: int) -> None:
 
 ANALYZE_LOADED = """
 import sys, time
-from perfkit.cli.analyze import leave_out_what_takes_long
+from perfkit.cli.lean import leave_out_what_takes_long
 leave_out_what_takes_long()
 from perfkit.analysis.analyze import analyze
 wall, cpu = [], []

@@ -20,7 +20,9 @@ What is compared, as equally as the tools allow:
              HTA: `HTA load` is what TraceAnalysis() does per file, with its joins (parse_trace_file);
              `HTA reader` is its JSON reader alone (parse_trace_dataframe), with its default arguments.
   parquet    the same on disk, through `perfkit.ingest`. HTA writes nothing: its times are the same.
-`1 core` pins the process to one CPU; `2 cores` does not.
+`1 core` pins the process to one CPU; `2 cores` does not. OpenBLAS, which numpy loads and nobody here needs, gets one
+thread for everybody: it searches for work on all cores while the measurement begins. `perfkit ingest` does the same.
+Stores are removed at the end: a file system that has just deleted many files is slow to make new ones.
 
 HTA is installed as `traceinsight` (its name on PyPI) into a venv of its own under the cache folder; orjson
 and msgspec go into another one. Files: $PERFKIT_TRACES or ../shared/traces; made ones go to the cache.
@@ -92,15 +94,14 @@ timed(run)
     "perfkit parquet": (
         "perfkit",
         """
-import shutil, tempfile
+import tempfile
 import perfkit
 from perfkit.sources import ingest as _, kineto
 import pyarrow.parquet  # imports are not counted for anyone
-folder = tempfile.mkdtemp(dir=os.path.dirname(path))
+folder = tempfile.mkdtemp(dir=extra[0])
 def run():
-    return perfkit.ingest(path, store=folder + "/store", workers=cores).num_events
+    return perfkit.ingest(path, store=folder, workers=cores).num_events
 timed(run)
-shutil.rmtree(folder)
 """,
     ),
     "json": (
@@ -202,11 +203,11 @@ def venv(name: str) -> Path:
     return folder / "bin/python"
 
 
-def measure(reader: str, path: Path, cores: int) -> dict[str, float] | None:
+def measure(reader: str, path: Path, cores: int, stores: str) -> dict[str, float] | None:
     """Read once in a process of its own; None if the tool fails."""
     where, code = READERS[reader]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT) if where == "perfkit" else ""}
-    command = [venv(where), "-c", f"# {READER_MARK}\n{COMMON}{code}", str(path), str(cores)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT) if where == "perfkit" else "", "OPENBLAS_NUM_THREADS": "1"}
+    command = [venv(where), "-c", f"# {READER_MARK}\n{COMMON}{code}", str(path), str(cores), stores]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         print(f"{reader} failed on {path.name}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
@@ -281,14 +282,14 @@ COLUMNS = (
 )
 
 
-def compare(readers: list[str], files: list[Path], rounds: int) -> None:
+def compare(readers: list[str], files: list[Path], rounds: int, stores: str) -> None:
     for path in files:
         size = uncompressed_size(path)
         runs = [(reader, cores) for reader in readers for cores in ((1, 2) if reader.startswith("perfkit") else (1,))]
         best: dict[tuple[str, int], dict[str, float]] = {}
         for _ in range(rounds):
             for run in (run for run in runs for _ in range(2 if size < TWICE_BELOW_BYTES else 1)):
-                if result := measure(run[0], path, run[1]):
+                if result := measure(run[0], path, run[1], stores):
                     have = best.setdefault(run, result)
                     best[run] = {name: min(value, result[name]) for name, value in have.items()}
         print(
@@ -308,12 +309,12 @@ def _ratio(peer: dict[str, float] | None, own: dict[str, float], by: str) -> str
     return f"{peer[by] / own[by]:.1f}" if peer else "–"
 
 
-def memory(size: int) -> None:
+def memory(size: int, stores: str) -> None:
     source = TRACES / "facebookresearch__HolisticTraceAnalysis/tests/data/trace_diff/control/control.json.gz"
     big = repeat_trace(source, CACHE / f"repeated-{size >> 20}MB.json", size)
     print(f"{'ingest to parquet':30}{'wall s':>9}{'peak MB':>9}{'MB/s':>8}")
     for path in (big, compress(big)):
-        result = measure("perfkit parquet", path, 2)
+        result = measure("perfkit parquet", path, 2, stores)
         if result:
             rate = uncompressed_size(path) / 1e6 / result["wall"]
             print(f"{path.name:30}{result['wall']:>9.2f}{result['rss'] / 1e6:>9.0f}{rate:>8.0f}")
@@ -328,12 +329,13 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="peak RSS on a 2 GB rank")
     args = parser.parse_args()
     CACHE.mkdir(parents=True, exist_ok=True)
-    if args.memory:
-        memory(2 << 30)
-        return
-    files = pick_files(args.size_mb << 20)
-    chosen = [file for file in files if args.only in file.name]
-    compare(args.peers.split(","), chosen, args.rounds)
+    with tempfile.TemporaryDirectory(dir=CACHE) as stores:
+        if args.memory:
+            memory(2 << 30, stores)
+            return
+        files = pick_files(args.size_mb << 20)
+        chosen = [file for file in files if args.only in file.name]
+        compare(args.peers.split(","), chosen, args.rounds, stores)
 
 
 if __name__ == "__main__":

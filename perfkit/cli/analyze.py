@@ -16,20 +16,20 @@ examples:
 
 PATH is a trace file, a folder, an archive (.zip, .tar.gz), or a run in a store: RUN, CLUSTER/RUN or
 CLUSTER/RUN/ATTEMPT. `--window trace` ignores steps and takes each rank from its first to its last device event.
-Tables: attribution, steps, ranks, idle, io, kernels, waterfall, findings, exchanges, copies, memory. MFU needs the
-model and the tokens that the whole job trains in a step; a run that perfkit captured knows both.
+MFU needs the model and the tokens that the whole job trains in a step; a run that perfkit captured knows both.
+Tables: attribution, steps, ranks, idle, gaps, io, kernels, waterfall, findings, exchanges, copies, memory, timeline; of
+several ranks also collectives, collective_sizes, groups, links, clocks, alignment, job_steps, stragglers, blame,
+blame_steps, layout, arrangement, stages, bubbles, hosts. Those that a trace does not give are not there.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import os
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from perfkit.cli.lean import leave_out_what_takes_long
 from perfkit.engine import add_engine_arguments, open_engine
 from perfkit.errors import UsageError, cannot_write
 
@@ -122,54 +122,6 @@ def run(args: argparse.Namespace) -> int:
         _render(found, args)
     check(gates, found.summary)
     return 0
-
-
-class _Refuse:
-    """Tells whoever asks that these modules do not exist."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:
-        """Refuse some modules and leave every other to the next finder."""
-        if name in ("pandas", "dateutil", "pyarrow.dataset"):
-            raise ImportError(f"perfkit analyze has no use for {name}")
-
-
-def leave_out_what_takes_long() -> None:
-    """Keep pyarrow from importing and writing what takes longer than reading a small trace.
-
-    It imports pandas with the first array that it makes, to recognise data frames, and its datasets with the first
-    grouping, to group those too; there are neither here. Both can still be imported by whoever uses them. And it
-    writes the documentation of its functions when it is imported: here without a list of their options, which it
-    would parse out of other documentation. OpenBLAS, which comes with numpy, starts threads that take 0.1 s of CPU time
-    in their search for matrices; there are none here either.
-    """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if "pandas" in sys.modules:
-        return
-    sys.meta_path.insert(0, _Refuse)
-    docs = sys.modules.setdefault(_DOCS, _NoDocs(_DOCS))
-    try:
-        import pyarrow as pa
-        import pyarrow.compute
-
-        pa.array([0])
-        importlib.import_module("pyarrow.acero")
-    finally:
-        sys.meta_path.remove(_Refuse)
-        if isinstance(docs, _NoDocs):
-            del sys.modules[_DOCS]
-
-
-_DOCS = "pyarrow.vendored.docscrape"
-
-
-class _NoDocs(ModuleType):
-    """Stands in for pyarrow's parser of documentation, and finds nothing in any."""
-
-    @staticmethod
-    def NumpyDocString(text: str) -> dict[str, list[str]]:  # noqa: N802  # pyarrow's name
-        """Find no parameters."""
-        return {"Parameters": []}
 
 
 def _render(report: Report, args: argparse.Namespace) -> None:

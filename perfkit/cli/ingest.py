@@ -24,6 +24,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from perfkit.cli.lean import leave_out_what_takes_long
 from perfkit.engine import add_engine_arguments, open_engine
 from perfkit.errors import UsageError
 
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ingest and print a summary."""
+    leave_out_what_takes_long()
     from perfkit.engine.shards import parse_shard
     from perfkit.sources.ingest import ingest
 
