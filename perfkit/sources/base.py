@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 import pyarrow as pa
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from perfkit.sources.archives import Member
     from perfkit.sources.remote import RemoteFile
 
@@ -151,12 +153,17 @@ class Input:
     """A local file (or folder, for nsys-parquet), or one in object storage, that `open` opens."""
     size_bytes: int
     """Stored size, compressed if it is."""
-    fingerprint: str
-    """Identity of the content; the same bytes give the same value on any machine."""
+    identity: str | Future[str]
+    """Of the content: the same bytes give the same value on any machine. A future if it is read beside the rest."""
     compression: str = "none"
     """`none`, `gzip`, `zstd`: of the stored bytes."""
     member: Member | None = None
     """Member of a zip or tar archive at `file`, and where it lies in there."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The identity; waits for it if need be."""
+        return self.identity if isinstance(self.identity, str) else self.identity.result()
 
     def open(self) -> BinaryIO:
         """Open the uncompressed bytes, guarded against bombs."""

@@ -21,7 +21,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -431,7 +431,7 @@ class _Search:
                 digest.update(f"{name}\0{fingerprint(stream)}\0".encode(errors="surrogateescape"))
                 size += stream.bytes_out
         self.found.inputs.append(
-            Input(path=path, kind="nsys-parquet", file=folder, size_bytes=size, fingerprint=digest.hexdigest())
+            Input(path=path, kind="nsys-parquet", file=folder, size_bytes=size, identity=digest.hexdigest())
         )
 
     def _release(self, where: str, separator: str = "!") -> None:
@@ -553,7 +553,7 @@ class _Search:
                 kind=verdict.kind,
                 file=candidate.file,
                 size_bytes=candidate.size_bytes,
-                fingerprint=identity,
+                identity=identity,
                 compression=verdict.compression,
                 member=candidate.member,
             )
@@ -754,11 +754,9 @@ def identified(inputs: Iterable[Input], rejected: list[InputError], limits: Limi
 
     def attempt(input: Input) -> Input | InputError:
         try:
-            return input if input.fingerprint else replace(input, fingerprint=_identity(input, limits))
+            return replace(input, identity=_identity(input, limits))
         except InputError as error:
             return error
-        except OSError as error:
-            return os_error(error, input.path)
 
     listed = list(inputs)
     if len(listed) > 1:  # reading and checksums let go of the interpreter
@@ -770,6 +768,11 @@ def identified(inputs: Iterable[Input], rejected: list[InputError], limits: Limi
     return [one for one in found if isinstance(one, Input)]
 
 
+def identified_beside(input: Input, pool: Executor, limits: Limits | None = None) -> Input:
+    """Return the input with a fingerprint that is read meanwhile; asking for it raises what is wrong with the file."""
+    return replace(input, identity=pool.submit(_identity, input, limits))
+
+
 def _local(candidate: _Candidate) -> Path:
     """Return the file of a candidate that is here, or was copied here."""
     assert isinstance(candidate.file, Path), candidate.path
@@ -778,12 +781,17 @@ def _local(candidate: _Candidate) -> Path:
 
 def _identity(input: Input, limits: Limits | None) -> str:
     """Identify the stored bytes; a remote file by its address, size and time, so that it is not read for that."""
+    if input.fingerprint:
+        return input.fingerprint
     file = input.file
     if input.member is None and isinstance(file, RemoteFile) and file.mtime_ns is not None:
         text = f"{file.shown}\0{file.size_bytes}\0{file.mtime_ns}"
         return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-    with open_stored(input, limits=limits) as stream:
-        return fingerprint(stream)
+    try:
+        with open_stored(input, limits=limits) as stream:
+            return fingerprint(stream)
+    except OSError as error:
+        raise os_error(error, input.path) from error
 
 
 class _Joined(Stream):
@@ -801,4 +809,4 @@ class _Joined(Stream):
         return count
 
 
-__all__ = ["Found", "Ignored", "NotATrace", "Verdict", "classify", "find_inputs", "identified"]
+__all__ = ["Found", "Ignored", "NotATrace", "Verdict", "classify", "find_inputs", "identified", "identified_beside"]

@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from perfkit.engine.local import LocalEngine, available_cpus
 from perfkit.engine.shards import Shard
 from perfkit.errors import InputError, PerfkitError, StoreError, UsageError
 from perfkit.sources.base import Input, PartInfo, ReadOptions
-from perfkit.sources.detect import Found, Ignored, find_inputs, identified
+from perfkit.sources.detect import Found, Ignored, find_inputs, identified, identified_beside
 from perfkit.sources.inputs import Limits, os_error, shown_path
 from perfkit.sources.ranks import PlannedInput, PlannedPart, TimeRange, plan_parts
 from perfkit.sources.unpacking import unpacking_folder
@@ -172,7 +173,11 @@ def ingest(
         early = LocalEngine(cpus)
         if not committed and not (workers is None and _is_small(found.inputs)):
             hired.enter_context(early.hired(ingest_group, len(found.inputs)))
-        found.inputs = identified(found.inputs, report.rejected, limits)
+        if not committed and len(found.inputs) == 1 and cpus > 1:  # then nothing below needs to know it before the end
+            beside = hired.enter_context(ThreadPoolExecutor(1))
+            found.inputs = [identified_beside(found.inputs[0], beside, limits)]
+        else:
+            found.inputs = identified(found.inputs, report.rejected, limits)
         fresh, again = _skip_known(found.inputs, committed, options, report)
         if run is None and fresh:
             report.joined = _elsewhere(committed, listed)
@@ -291,6 +296,9 @@ def _skip_known(
 
     Returns what is new, and what is there but was read with other options and must be replaced.
     """
+    inputs = list(inputs)
+    if not committed and len(inputs) == 1:
+        return inputs, []
     by_content: dict[str, list[Commit]] = {}
     for commit in committed:
         by_content.setdefault(commit.fingerprint.partition("#")[0], []).append(commit)
@@ -338,7 +346,7 @@ def _work(
     replacing: bool = False,
 ) -> GroupWork:
     ranks = {part.rank for item in group for part in item.parts}
-    own = {item.input.fingerprint for item in group}
+    own = {item.input.fingerprint for item in group if committed}
     earlier = tuple(
         TimeRange(c.rank, c.start_ns, c.end_ns, c.source_path, c.source)
         for c in committed

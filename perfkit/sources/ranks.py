@@ -72,7 +72,8 @@ def plan_parts(peeked: Sequence[tuple[Input, list[PartInfo]]], committed: Iterab
     for input, parts in peeked:
         placed = []
         for number, part in enumerate(parts):
-            if before := placed_before.get(f"{input.fingerprint}#{number}"):  # the ingest was interrupted after it
+            before = placed_before.get(f"{input.fingerprint}#{number}") if placed_before else None
+            if before:  # the ingest was interrupted after it
                 placed.append(PlannedPart(before.rank, before.segment, before.rank_source or "source"))
                 continue
             rank, source = part.rank, part.rank_source or "source"

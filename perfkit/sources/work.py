@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -168,7 +169,7 @@ def _ingest_one(
                 work.attempt,
                 rank=part.rank,
                 segment=part.segment,
-                fingerprint=content_key(item.input, number, work.options),
+                fingerprint=partial(content_key, item.input, number, work.options),
                 replace=work.replace,
                 background=work.options.threads > 1,
             )

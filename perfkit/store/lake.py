@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,11 +79,14 @@ class Store:
         *,
         rank: int,
         segment: int,
-        fingerprint: str,
+        fingerprint: str | Callable[[], str],
         replace: bool = False,
         background: bool = False,
     ) -> SegmentWriter:
-        """Open a segment for writing; `background` encodes in a thread of its own, beside the caller."""
+        """Open a segment for writing; `background` encodes in a thread of its own, beside the caller.
+
+        A `fingerprint` that is not known yet may be a function, which is called with the first rows.
+        """
         self.create()
         key = RunKey(cluster, run, attempt)
         return SegmentWriter(self._files, key, rank, segment, fingerprint, replace=replace, background=background)

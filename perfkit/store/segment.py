@@ -57,12 +57,12 @@ class SegmentWriter:
         key: layout.RunKey,
         rank: int,
         segment: int,
-        fingerprint: str,
+        fingerprint: str | Callable[[], str],
         *,
         replace: bool = False,
         background: bool = False,
     ) -> None:
-        self.key, self.rank, self.segment, self.fingerprint = key, rank, segment, fingerprint
+        self.key, self.rank, self.segment, self._fingerprint = key, rank, segment, fingerprint
         self._name = f"{key}: segment {layout.segment_key(rank, segment)}"
         self._files = files
         self._replace = replace
@@ -70,6 +70,13 @@ class SegmentWriter:
         self._parts: dict[str, _Part] = {}
         self._state = "open"
         self._thread = _WriterThread() if background else None
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the source; asked for with the first rows."""
+        if not isinstance(self._fingerprint, str):
+            self._fingerprint = self._fingerprint()
+        return self._fingerprint
 
     def write(self, table: str, rows: pa.Table) -> None:
         """Append rows to a table of the segment. Columns `rank` and `segment` are added if they are missing."""

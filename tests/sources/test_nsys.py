@@ -48,7 +48,7 @@ KERNEL, RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 
 def as_input(file: Path) -> Input:
     kind = "nsys-sqlite" if file.suffix == ".sqlite" else "nsys-parquet"
-    return Input(path=str(file), kind=kind, file=file, size_bytes=1000, fingerprint="f")
+    return Input(path=str(file), kind=kind, file=file, size_bytes=1000, identity="f")
 
 
 def read_all(file: Path, **options: object) -> tuple[dict[tuple[int, str], pa.Table], list[PartInfo]]:

@@ -148,6 +148,21 @@ def test_small_chunks_become_row_groups_with_one_dictionary_each(store, make_eve
     assert rows["name"][5 * chunk].as_py().startswith("n5-")
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_one_write_of_several_chunks_with_dictionaries_of_their_own_stays_a_dictionary(store, make_events, background):
+    long = "a" * 1000
+    chunks = [make_events(2000), make_events(2000)]
+    for number, chunk in enumerate(chunks):
+        names = pa.array([f"{long}{number}"] * len(chunk)).dictionary_encode()
+        chunks[number] = chunk.set_column(chunk.column_names.index("name"), "name", names)
+    with store.writer("c", "r", rank=0, segment=0, fingerprint="x", background=background) as writer:
+        writer.write("events", pa.concat_tables(chunks))
+        writer.commit()
+    metadata = pq.read_metadata(store.files("events")[0])
+    name = next(c for c in map(metadata.row_group(0).column, range(metadata.num_columns)) if c.path_in_schema == "name")
+    assert name.total_uncompressed_size < 10 * len(long)  # as text it would be 4 MB
+
+
 def test_one_large_write_is_cut_into_row_groups(store, make_events):
     with store.writer("c", "r", rank=0, segment=0, fingerprint="x") as writer:
         writer.write("events", make_events(2 * ROW_GROUP_ROWS + 5))
