@@ -357,15 +357,18 @@ def _why_rejected(rejected: Sequence[Mapping[str, str]], limit: int = 3) -> str:
 
 
 def _inventory(nodes: pa.Table) -> dict[str, Any]:
+    """Count nodes and GPUs by state; a node of which nobody says how many GPUs it has is counted as a node alone."""
     states: dict[str, dict[str, int]] = {s: {"nodes": 0, "gpus": 0} for s in STATES}
     for row in nodes.select(["state", "gpus"]).to_pylist():
         states[row["state"] or "unknown"]["nodes"] += 1
         states[row["state"] or "unknown"]["gpus"] += row["gpus"] or 0
     total = sum(s["gpus"] for s in states.values())
     known = total - states["unknown"]["gpus"]
+    silent = nodes["gpus"].null_count
     return {
         "nodes": len(nodes),
-        "gpus": total,
+        "gpus": total if silent < len(nodes) else None,
+        "nodes_without_gpu_count": silent,
         "states": states,
         "up_share": states["up"]["gpus"] / known if known else None,
     }

@@ -171,9 +171,13 @@ def _uptime(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _inventory(row: Mapping[str, Any]) -> list[str]:
     states = ", ".join(f"{v['nodes']} {state}" for state, v in row["states"].items() if v["nodes"])
+    if row["gpus"] is None:
+        return ["", f"{_some(row['nodes'], 'node')}: {states}; the list does not say how many GPUs they have"]
+    silent = row["nodes_without_gpu_count"]
+    left = f", and {_some(silent, 'node')} of which the list does not say how many" if silent else ""
     return [
         "",
-        f"{_some(row['nodes'], 'node')} with {_some(row['gpus'], 'GPU')}: {states}; "
+        f"{_some(row['nodes'], 'node')} with {_some(row['gpus'], 'GPU')}{left}: {states}; "
         f"{percent(row['up_share'])} of the GPUs up",
     ]
 

@@ -88,6 +88,8 @@ def plain_prefix(data: bytes) -> list[dict[str, Any]] | None:
             event, at = decoder.raw_decode(text, at)
             if isinstance(event, dict):
                 events.append(event)
+            elif not re.match(r"[\s,\]]", text[at:]):  # only after an object may another one begin at once
+                break
     try:
         return expected_events(events, 0)
     except (ArithmeticError, ValueError, TypeError, AttributeError):

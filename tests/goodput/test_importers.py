@@ -14,6 +14,7 @@ from perfkit.goodput.importers.base import iso_ns
 from perfkit.goodput.importers.hostlist import expand_hostlist
 from perfkit.goodput.importers.sacct import gpus_in
 from perfkit.goodput.importers.scontrol import node_state
+from perfkit.goodput.question import ask
 
 HEADER = "JobID|JobName|User|State|Submit|Start|End|AllocTRES|NodeList|ExitCode|SubmitLine"
 
@@ -179,6 +180,15 @@ def test_states_of_nodes():
         "ALLOCATED+RESERVED": "up", "FAIL": "unhealthy", "idle~": "up", "whatever": "unknown",
     }  # fmt: skip
     assert {text: node_state(text) for text in cases} == cases
+
+
+def test_a_node_of_which_nobody_says_how_many_gpus_it_has_is_not_one_without(tmp_path):
+    (tmp_path / "n.txt").write_text("NodeName=n1 State=IDLE CfgTRES=cpu=96,gres/gpu=8\nNodeName=n2 State=IDLE\n")
+    mixed = ask([str(tmp_path / "n.txt")])["inventory"]
+    assert (mixed["nodes"], mixed["gpus"], mixed["nodes_without_gpu_count"], mixed["up_share"]) == (2, 8, 1, 1.0)
+    (tmp_path / "n.txt").write_text("NodeName=n1 State=IDLE\nNodeName=n2 State=DOWN\n")
+    unknown = ask([str(tmp_path / "n.txt")])["inventory"]
+    assert (unknown["nodes"], unknown["gpus"], unknown["up_share"]) == (2, None, None)
 
 
 def test_nodes_and_jobs_of_scontrol(tmp_path):

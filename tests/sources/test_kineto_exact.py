@@ -24,9 +24,9 @@ from perfkit.sources.kineto_fields import ARGS_OF_SIDE_TABLES
 from perfkit.sources.scan import Kind
 from tests.conftest import real_traces
 
-ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "gpu_user_annotation", "cuda_sync"}
-EXACT = Context(prec=100)
+ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "gpu_user_annotation", "cuda_sync"}
 ON_DEVICE |= {"mtia_ccp_events"}
+EXACT = Context(prec=100)
 
 
 def kineto_files() -> list[Path]:
@@ -115,7 +115,12 @@ def expected_events(events: list[dict[str, Any]], base_ns: int) -> list[dict[str
         if event.get("ph") == "M":
             continue
         args = event.get("args") if isinstance(event.get("args"), dict) else {}
-        on_device = event.get("cat") in ON_DEVICE and event.get("ph") not in ("C", "s", "t", "f")
+        on_device = (as_text(event.get("cat")) or "").lower() in ON_DEVICE and event.get("ph") not in (
+            "C",
+            "s",
+            "t",
+            "f",
+        )
         device, stream = as_int(args.get("device")), as_int(args.get("stream"))
         texts = [as_text(event.get(key)) for key in ("pid", "tid") if as_int(event.get(key)) is None]
         start = as_ns(event.get("ts"))

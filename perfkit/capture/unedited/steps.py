@@ -31,7 +31,7 @@ class Options:
 
     run: str | None = None
     flops: str = "auto"
-    """`auto`: count the first step unless a model is given; `none`: do not."""
+    """`auto`: count the FLOPs of the second step unless a model is given; `none`: do not."""
     settings: dict[str, Any] = field(default_factory=dict)
 
 
