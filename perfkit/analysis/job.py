@@ -32,6 +32,7 @@ from perfkit.analysis.matching import Matched, match_calls
 from perfkit.analysis.matching_check import without_impossible
 from perfkit.analysis.parallelism import infer_layout
 from perfkit.analysis.timeline import Mask, ints
+from perfkit.arrays import valid_mask
 
 STEPS = pa.schema(
     [
@@ -156,7 +157,11 @@ def _doubts(ranks: list[int], world_size: int | None, groups: pa.Table) -> list[
     """Say which ranks are missing, and whether the number of ranks can be right."""
     if world_size is None:
         note = "the traces do not say how many ranks the job had: pass --world-size"
-        note += " to tell waiting from transfer" if groups["size"].null_count else ", and MFU counts all of them"
+        open_ended = int(ints(groups["calls"])[~valid_mask(groups["size"])].sum())
+        if open_ended:
+            note += f" to tell waiting from transfer in {open_ended:,} of {int(ints(groups['calls']).sum()):,} calls"
+        else:
+            note += ", and MFU counts all of them"
         return [note] if len(ranks) > 1 else []
     missing = sorted(set(range(world_size)) - set(ranks))
     notes = []

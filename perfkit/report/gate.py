@@ -199,7 +199,11 @@ SHORT: dict[str, tuple[str, Getter, str]] = {
     "tokens_per_second": (NUMBER, _path("throughput.tokens_per_second"), "of the job"),
     "tokens_per_second_per_device": (NUMBER, _path("throughput.tokens_per_second_per_device"), "per device"),
     "findings": (COUNT, _length("findings"), "number of findings"),
-    "finding_points": (NUMBER, _best_finding, "points of the largest finding; 0 if there is none, null if any finding has no points"),
+    "finding_points": (
+        NUMBER,
+        _best_finding,
+        "points of the largest finding; 0 if there is none, null if any finding has no points",
+    ),
     "rejected": (COUNT, _length("quality", "rejected"), "number of inputs that could not be used"),
     "ranks_missing": (COUNT, _ranks_missing, "ranks of the job without a trace"),
 }

@@ -218,7 +218,11 @@ def _load_json(path: Path) -> Loaded:
 def _understand(loaded: Loaded) -> Dump:
     path, content = loaded.path, loaded.content
     if loaded.problem is not None:
-        raise InputError(loaded.problem, path=str(path), next_step="give dumps of the Flight Recorder (TORCH_NCCL_DEBUG_INFO_TEMP_FILE); if this is one, copy it again")
+        raise InputError(
+            loaded.problem,
+            path=str(path),
+            next_step="give dumps of the Flight Recorder (TORCH_NCCL_DEBUG_INFO_TEMP_FILE); if this is one, copy it again",
+        )
     if not isinstance(content, dict) or "entries" not in content or "pg_config" not in content:
         raise UnsupportedInput(
             "is not a Flight Recorder dump (no `entries` and `pg_config`)", path=str(path), next_step="leave it out"
