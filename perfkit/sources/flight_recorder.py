@@ -221,7 +221,7 @@ def _understand(loaded: Loaded) -> Dump:
         raise InputError(
             loaded.problem,
             path=str(path),
-            next_step="give dumps of the Flight Recorder (TORCH_NCCL_DEBUG_INFO_TEMP_FILE); if this is one, copy it again",
+            next_step="give dumps of the Flight Recorder (TORCH_NCCL_DEBUG_INFO_TEMP_FILE); copy it again if it is one",
         )
     if not isinstance(content, dict) or "entries" not in content or "pg_config" not in content:
         raise UnsupportedInput(
