@@ -52,6 +52,7 @@ format: $(VENV)/dev
 docs: $(VENV)/core
 	$(BIN)/python -m perfkit.schema
 	$(BIN)/python -m perfkit.cli.reference
+	$(BIN)/python -m perfkit.report.json_schema
 
 # the documentation as a site, in out/site
 site: $(VENV)/dev docs

@@ -109,14 +109,20 @@ def read_users(path: Path) -> Users:
 def _password(path: Path, name: str, entry: Any) -> str | None:
     held = entry.get("password") if isinstance(entry, dict) else None
     if held is not None and (not isinstance(held, str) or held.count("$") != 5 or not held.startswith("scrypt$")):
-        raise UsageError(f"{path}: the password of {name!r} is not a hash of `perfkit dashboard --hash-password`")
+        raise UsageError(
+            f"{path}: the password of {name!r} is not a hash",
+            next_step="put there what `perfkit dashboard --hash-password` prints",
+        )
     return held
 
 
 def _scope(path: Path, name: str, entry: Any) -> Scope:
     see = entry.get("see") if isinstance(entry, dict) else None
     if not isinstance(see, list) or not all(isinstance(one, str) for one in see):
-        raise UsageError(f'{path}: {name!r} needs "see": a list such as ["*"] or ["cluster", "cluster/run-*"]')
+        raise UsageError(
+            f'{path}: {name!r} has no list "see" of what may be seen',
+            next_step='add "see": ["*"], or for example ["cluster", "cluster/run-*"]',
+        )
     return Scope.of(see)
 
 
@@ -125,7 +131,10 @@ class Access:
 
     def __init__(self, path: str | os.PathLike[str], *, header: str | None = None, proxies: Sequence[str] = ()) -> None:
         if bool(header) != bool(proxies):
-            raise UsageError("--trust-header and --trust-proxy go together: whose header is trusted, and which one")
+            raise UsageError(
+                "--trust-header and --trust-proxy go together: which header is trusted, and whose",
+                next_step="add `--trust-proxy ADDRESS`" if header else "add `--trust-header NAME`",
+            )
         self._path = Path(path)
         self._users = read_users(self._path)
         self._looked = time.monotonic()

@@ -17,8 +17,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-import dash_mantine_components as dmc
-from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, html, no_update
 from dash.exceptions import PreventUpdate
 
 from perfkit.errors import PerfkitError
@@ -236,4 +235,4 @@ def layout_for_tests(source: Source, path: str, search: str = "", theme: str = "
     return [page.head(found), *(section.render(found) for section in page.sections)]
 
 
-__all__ = ["create_app", "dcc", "dmc", "layout_for_tests", "render"]
+__all__ = ["create_app", "layout_for_tests", "render"]

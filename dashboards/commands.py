@@ -37,6 +37,16 @@ def command_of(view: View, source: Source) -> str | None:
     return text("goodput", f"{view.cluster}/{view.run}", "--store", source.uri)
 
 
+def analyse_again(view: View, source: Source) -> str:
+    """Return the call that puts a new analysis of a run into the store."""
+    if not view.cluster or not view.run:
+        return shlex.join(["perfkit", "analyze", "traces/", "--store", source.uri])
+    attempt = ["--attempt", str(view.attempt)] if view.attempt is not None else []
+    where = ["--store", source.uri, "--cluster", view.cluster, *attempt]
+    words = [view.run, *where] if _has_events(view, source) else ["traces/", *where, "--run", view.run]
+    return shlex.join(["perfkit", "analyze", *words])
+
+
 def _has_events(view: View, source: Source) -> bool:
     key = source.run_key(view)
     return key is not None and any(commit.rows.get("events") for commit in source.engine.commits(key)[0])

@@ -3,7 +3,7 @@
     source = Source("runs/")
     source.as_of()                    -> AsOf: time of the newest data, and whether it is synthetic
     source.window(view)               -> [start, end) of a view in ns
-    source.fleet(view, "run_rollup")  loads the days of the window (and of the one before it)
+    source.load("run_rollup", window) loads the days of the window (and with `before` of the one before it)
 
 The other data_*.py hold the queries of one page each. They return small tables or rows; nothing here knows Dash.
 """

@@ -3,8 +3,8 @@
     grid(source, view)            -> Grid, or None where the quantity was not recorded
     own_work(source, key, view)   -> Cube: what each rank did itself (definition 16)
 
-Peers of a rank are those of the same role: same stage, same shard, any replica. Ranks are placed in the mesh in the
-usual order, tensor parallelism fastest and pipeline stages slowest; the page says so.
+Ranks are placed in the mesh in the usual order, tensor parallelism fastest and pipeline stages slowest; the page says
+so.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from perfkit.analysis.axes import ALL_AXES, AXES, BATCH_AXES, mesh_coordinates
+from perfkit.analysis.stragglers import own_work_ns
 from perfkit.store.layout import RunKey
 
 from .data import Source, remembered
@@ -28,6 +29,8 @@ MAX_CELLS = 80_000
 MAX_STEPS = 200
 MAX_ROWS = 420
 """Rows that a screen can tell apart."""
+OWN_WORK = ["rank", "device", "step", "window_ns", "compute_ns", "exposed_comm_ns", "carry_in"]
+"""Columns of `attribution` that own work is made of."""
 ATTRIBUTED = {"compute": "compute_ns", "exposed_comm": "exposed_comm_ns", "idle": "idle_ns", "step_time": "window_ns"}
 
 
@@ -173,31 +176,14 @@ def _spread(rows: pa.Table, column: str, view: View, source: str) -> Cube | None
 
 def own_work(source: Source, key: RunKey, view: View) -> Cube | None:
     """Return what each rank did itself: compute and late host on a device, else the window without communication."""
-    compute = _traced(source, key, "compute_ns", view)
-    if compute is None:
-        return None
-    devices = analysed(source, key, "attribution", columns=["device"])
-    if devices is not None and devices["device"].null_count == len(devices):
-        window, waited = _traced(source, key, "window_ns", view), _traced(source, key, "exposed_comm_ns", view)
-        assert window is not None
-        assert waited is not None
-        return Cube(window.ranks, window.steps, window.values - waited.values, "analysis")
-    late = host_late(source, key, view)
-    values = compute.values.copy()
-    if late is not None:
-        r, s = np.searchsorted(compute.ranks, late.ranks), np.searchsorted(compute.steps, late.steps)
-        inside = (s < len(compute.steps)) & (compute.steps[np.minimum(s, len(compute.steps) - 1)] == late.steps)
-        values[np.ix_(r, s[inside])] += np.nan_to_num(late.values[:, inside])
-    return Cube(compute.ranks, compute.steps, values, "analysis")
-
-
-def host_late(source: Source, key: RunKey, view: View) -> Cube | None:
-    """Return the time a rank's device waited for its own host."""
-    rows = analysed(source, key, "idle", columns=["rank", "step", "idle_ns"], filter=pc.field("cause") == "host_late")
+    rows = analysed(source, key, "attribution", columns=OWN_WORK)
     if rows is None:
         return None
-    rows = rows.filter(pc.is_valid(rows["step"]))
-    return _spread(rows, "idle_ns", view, "analysis") if len(rows) else None
+    rows = rows.filter(pc.and_(pc.is_valid(rows["step"]), pc.invert(pc.fill_null(rows["carry_in"], False))))
+    if not len(rows):
+        return None
+    idle, _ = source.engine.run_table("idle", key, filter=pc.field("cause") == "host_late")
+    return _spread(rows.append_column("own_ns", pa.array(own_work_ns(rows, idle))), "own_ns", view, "analysis")
 
 
 @remembered

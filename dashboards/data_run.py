@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from perfkit.analysis.axes import BATCH_AXES, axis_of_dimension
+from perfkit.analysis.slow import slow_limit
 from perfkit.errors import PerfkitError
 from perfkit.goodput.ladder import ladder_b
 from perfkit.hardware.lookup import resolve_peak
@@ -244,9 +245,7 @@ def _slow(took: Any) -> tuple[Any, float]:
     known = took[np.isfinite(took)]
     if len(known) < 3:
         return np.zeros(len(took), bool), 0.0
-    median = float(np.median(known))
-    spread = float(np.median(np.abs(known - median)))
-    limit = median + max(3 * 1.4826 * spread, 0.01 * median)
+    limit = slow_limit(known)
     return np.nan_to_num(took, nan=0.0) > limit, limit
 
 

@@ -1,108 +1,93 @@
-"""Who is slow, why, and what it costs (definition 16), from the stored analysis.
+"""Who is slow, why, and what it costs (definition 16), as the analysis says it.
 
-    stragglers(source, view) -> rows, slowest first: score, share of steps below the limit, cause, wait caused
+    stragglers(source, view) -> rows, slowest first: columns of the table `stragglers`, with label and host
+    why_none(source, view)   -> why there are none: no_analysis, older_analysis, no_steps, no_peers
 
-A rank is compared with those of its role, step by step: score = Σ median of the peers / Σ own. The wait that others
-spent on it is what the analysis charged to it in matched collectives; null where clocks did not allow blame.
+The rows are those that `perfkit analyze` stored. Of a view that is cut to some steps the ranks are compared again, over
+these steps, by the same function on the stored rows; what a replay would give back is known of the whole only. An
+analysis by a perfkit that did not store the comparison has none here: nothing is worked out in another way.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from perfkit.analysis.axes import BATCH_AXES
+from perfkit.analysis.stragglers import compare_ranks
 from perfkit.store.layout import RunKey
 
 from .data import Rows, Source, remembered
-from .data_ranks import Cube, host_late, own_work, place
+from .data_ranks import OWN_WORK, place
 from .data_run import analysed
 from .view import View
-
-FLAG_BELOW, PERSISTENT = 0.90, 0.5
 
 
 @remembered
 def stragglers(source: Source, view: View, count: int = 12) -> Rows:
-    """Return the slowest ranks against their peers: score, share of steps, cause and cost."""
+    """Return the slowest ranks against their peers, over the steps of the view."""
     key = source.run_key(view)
-    whole = view.change(first=None, last=None)
-    found = own_work(source, key, whole) if key else None
-    if key is None or found is None or len(found.ranks) < 2:
+    table = _compared(source, key, view) if key else None
+    if key is None or table is None:
         return []
-    at, labels = place(source, key, found.ranks)
-    role = _roles(at, len(found.ranks))
-    own = found.values
-    score, persistent, excess = np.full(len(own), np.nan), np.full(len(own), np.nan), np.full(len(own), np.nan)
-    for one in np.unique(role):
-        mine = np.flatnonzero(role == one)
-        if len(mine) < 2:
-            continue
-        median = np.nanmedian(own[mine], axis=0)
-        with np.errstate(all="ignore"):
-            each = median[None, :] / own[mine]
-            score[mine] = np.nansum(np.broadcast_to(median, own[mine].shape), axis=1) / np.nansum(own[mine], axis=1)
-        persistent[mine] = np.nanmean(each < FLAG_BELOW, axis=1)
-        excess[mine] = np.nanmean(own[mine] - median[None, :], axis=1)
-    caused = _wait_caused(source, key)
+    ranks = np.sort(table["rank"].to_numpy())
+    labels = dict(zip(ranks.tolist(), place(source, key, ranks)[1], strict=True))
     hosts = {commit.rank: commit.host for commit in source.engine.commits(key)[0]}
-    late = host_late(source, key, whole)
-    worst = [int(i) for i in np.argsort(np.where(np.isfinite(score), score, np.inf), kind="stable")[:count]]
-    rows = []
-    for i in worst:
-        if not np.isfinite(score[i]):
-            continue
-        rank = int(found.ranks[i])
-        rows.append(
-            {
-                "rank": rank,
-                "label": labels[i],
-                "host": hosts.get(rank),
-                "score": float(score[i]),
-                "persistence": float(persistent[i]),
-                "flagged": bool(score[i] < FLAG_BELOW and persistent[i] > PERSISTENT),
-                "own_ms": float(np.nanmean(own[i])) / 1e6,
-                "excess_ms": float(excess[i]) / 1e6,
-                "wait_caused_ns": caused.get(rank),
-                "cause": _cause(i, role, late, found, excess[i]),
-            }
-        )
-    return rows
+    rows = table.filter(pc.is_valid(table["score"])).slice(0, count).to_pylist()
+    return [{**row, "label": labels[row["rank"]], "host": hosts.get(row["rank"])} for row in rows]
 
 
-def _roles(at: dict[str, Any], size: int) -> Any:
-    outer = [values for name, values in at.items() if name not in BATCH_AXES]
-    role = np.zeros(size, np.int64)
-    for values in outer:
-        role = role * (int(values.max()) + 1) + values
-    return role
+def why_none(source: Source, view: View) -> str:
+    """Say why nobody is compared: the analysis is of one rank, did not keep it, lacks the steps, or all are alone."""
+    key = source.run_key(view)
+    rows = analysed(source, key, "attribution", columns=["rank"]) if key else None
+    if key is None or rows is None or len(pc.unique(rows["rank"])) < 2:
+        return "no_analysis"
+    if _stored(source, key, "stragglers") is None:
+        return "older_analysis"
+    return "no_steps" if _compared(source, key, view) is None else "no_peers"
 
 
-def _cause(i: int, role: Any, late: Cube | None, own: Cube, excess: float) -> str:
-    """Say which part of own work holds most of the excess over the peers."""
-    if not excess > 0:
-        return "none"
-    if late is not None and own.ranks[i] in late.ranks:
-        mine = np.flatnonzero(role == role[i])
-        rows = np.searchsorted(late.ranks, own.ranks[mine])
-        means = np.nanmean(late.values[np.minimum(rows, len(late.ranks) - 1)], axis=1)
-        more = np.nanmean(late.values[np.searchsorted(late.ranks, own.ranks[i])]) - np.nanmedian(means)
-        if more > excess / 2:
-            return "its host is late"
-    return "its compute takes longer"
+def _stored(source: Source, key: RunKey, table: str, columns: list[str] | None = None) -> pa.Table | None:
+    """Return a table of the newest analysis, not of an older one that also had it."""
+    newest = source.engine.newest_analysis("attribution", key)
+    return analysed(source, key, table, columns=columns, analysis=newest) if newest else None
 
 
-def _wait_caused(source: Source, key: RunKey) -> dict[int, int]:
-    """Return the exposed wait that is charged to each rank; empty where collectives were not matched."""
-    rows = analysed(source, key, "collectives", columns=["caused_by", "exposed_wait_ns"])
-    if rows is None or rows["caused_by"].null_count == len(rows):
-        return {}
-    sums = (
-        rows.filter(pc.is_valid(rows["caused_by"]))
-        .group_by("caused_by")
-        .aggregate([("exposed_wait_ns", "sum")])
-        .to_pydict()
+def _compared(source: Source, key: RunKey, view: View) -> pa.Table | None:
+    """Return the comparison of all ranks over the steps of the view."""
+    whole = _stored(source, key, "stragglers")
+    if whole is None:
+        return None
+    charges = _stored(source, key, "blame_steps")
+    at = whole.column_names.index("wait_caused_ns")
+    if charges is None:  # nothing could be matched, and so nobody blamed
+        whole = whole.set_column(at, "wait_caused_ns", pa.nulls(len(whole), pa.int64()))
+    if view.first is None and view.last is None:
+        return whole
+    steps, idle = _stored(source, key, "attribution", OWN_WORK), _stored(source, key, "idle")
+    steps = _cut(steps, view) if steps is not None else None
+    if steps is None or not len(steps):
+        return None
+    rows = whole.select(["rank", "role", "cause"]).to_pylist()
+    heavy = {row["rank"]: row["cause"] for row in rows if (row["cause"] or "").startswith("compute: ")}
+    none = source.engine.nothing("idle")
+    paid = {} if charges is None else _sums(_cut(charges, view), [row["rank"] for row in rows])
+    return compare_ranks(
+        steps, _cut(none if idle is None else idle, view), {row["rank"]: row["role"] for row in rows}, paid, heavy
     )
-    return dict(zip(sums["caused_by"], sums["exposed_wait_ns_sum"], strict=True))
+
+
+def _cut(rows: pa.Table, view: View) -> pa.Table:
+    keep = pc.is_valid(rows["step"])
+    if view.first is not None:
+        keep = pc.and_(keep, pc.greater_equal(rows["step"], view.first))
+    if view.last is not None:
+        keep = pc.and_(keep, pc.less_equal(rows["step"], view.last))
+    return rows.filter(keep)
+
+
+def _sums(charges: pa.Table, ranks: list[int]) -> dict[int, tuple[int | None, int | None]]:
+    sums = charges.group_by("rank").aggregate([("wait_caused_ns", "sum")]).to_pydict()
+    known = dict(zip(sums["rank"], sums["wait_caused_ns_sum"], strict=True))
+    return {rank: (known.get(rank, 0), None) for rank in ranks}

@@ -13,6 +13,7 @@ joined with their neighbours of the row into one bar that knows how many they ar
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ import pyarrow.compute as pc
 
 from perfkit.analysis.alignment import StoredClocks, align
 from perfkit.analysis.intervals import union
+from perfkit.analysis.rank_lists import rank_ranges
+from perfkit.errors import UsageError
 from perfkit.report.report import Report
 from perfkit.store.layout import slug
 
@@ -79,14 +82,14 @@ class Scene:
 
 
 def parse_ranks(text: str, available: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the ranks that `0-3,7` names, those that there are, at most MAX_RANKS; all means the first few."""
+    """Return the ranks that `0-3,7` names, those that there are, at most MAX_RANKS; none of them means the first few.
+
+    A part of the text that names no ranks is passed over: a page is shown in any case.
+    """
     chosen: list[int] = []
-    for part in text.replace(" ", "").split(",")[:64]:
-        low, _, high = part.partition("-")
-        if not low.isascii() or not low.isdigit() or len(low) > 7 or (high and not (high.isascii() and high.isdigit())):
-            continue
-        last = int(high[:7]) if high else int(low)
-        chosen += [rank for rank in available if int(low) <= rank <= last]
+    for part in text.split(",")[:64]:
+        with suppress(UsageError):
+            chosen += [rank for some in rank_ranges(part) for rank in available if rank in some]
     found = tuple(dict.fromkeys(chosen)) or available[:DEFAULT_RANKS]
     return found[:MAX_RANKS]
 

@@ -305,24 +305,27 @@ class Engine:
         columns: Sequence[str] | None = None,
         ranks: Sequence[int] | None = None,
         filter: pc.Expression | None = None,
+        analysis: str | None = None,
         keep: bool = True,
     ) -> tuple[pa.Table, list[Problem]]:
         """Return the rows of a run or derived table, the newest analysis of the latter; cached by file version.
 
-        `keep=False` is for rows that the caller keeps in another form.
+        `analysis` names another one, as `newest_analysis` does. `keep=False` is for rows that the caller keeps in
+        another form.
         """
         schema = TABLES[table]
         folder = f"{table}/{key.folder}"
         folders = [folder] if schema.kind == "derived" else [folder, f"manifests/{key.folder}"]
-        name = (table, key, tuple(columns or ()), tuple(ranks or ()), str(filter), self.version(folders))
+        name = (table, key, tuple(columns or ()), tuple(ranks or ()), str(filter), analysis, self.version(folders))
         with self._lock:
             if name in self._cache:
                 self._cache.move_to_end(name)
                 return self._cache[name]
         problems: list[Problem] = []
         if schema.kind == "derived":
-            files = {path: version for path, version in self.listing(folder).items() if path.endswith(".parquet")}
-            pieces = [Piece(max(files, key=lambda path: (files[path], path)), key._asdict())] if files else []
+            file = analysis or self.newest_analysis(table, key)
+            path = f"{folder}/{file}"
+            pieces = [Piece(path, key._asdict())] if file and path in self.listing(folder) else []
             if ranks is not None and "rank" in schema.names:
                 chosen = pc.field("rank").isin(list(ranks))
                 filter = chosen if filter is None else filter & chosen
@@ -337,6 +340,12 @@ class Engine:
         rows, unread = self._read(schema, pieces, ("cluster", "run", "attempt"), columns=columns, filter=filter)
         found = rows, [*problems, *unread]
         return self._keep(name, found) if keep else found
+
+    def newest_analysis(self, table: str, key: RunKey) -> str | None:
+        """Return the name of the newest file of a derived table; the tables of one analysis share it."""
+        files = self.listing(f"{table}/{key.folder}")
+        found = [path for path in files if path.endswith(".parquet")]
+        return max(found, key=lambda path: (files[path], path)).rpartition("/")[2] if found else None
 
     def nothing(self, table: str, columns: Sequence[str] | None = None) -> pa.Table:
         """Return what a run or derived table of a run is that has none."""

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from perfkit.analysis.classify import FAMILIES
+
 from . import format as fmt
 from .data_kernels import Spread
 from .figures import Chart, Rows, ink, packed, short
 from .figures_collectives import SYMBOLS, palette
 from .theme import Theme, layout
 
-FAMILIES = ("gemm", "attention", "conv", "norm", "elementwise", "reduction", "embedding", "optimizer", "copy", "other",
-            "unknown")  # fmt: skip
 MAX_POINTS = 1_500
 
 

@@ -32,9 +32,12 @@ DEFINITIONS: dict[str, str] = {
     "data_wait": "Time the step waited for data.",
     "compute": "Time in which at least one compute kernel ran.",
     "waterfall": "Where 100 points of peak went. The losses and MFU add up to exactly 100.",
-    "straggler": "Own work compared with ranks of the same role: score = median of the peers / own. Flagged below 0.90 "
-    "in at least half of the steps.",
-    "wait_caused": "GPU-time that other ranks waited for this one in collectives, no compute hiding it.",
+    "straggler": "Own work compared with ranks of the same role: score = Σ median of the peers / Σ own. Flagged "
+    "below 0.90, if more than half of the steps are below 0.90 too.",
+    "wait_caused": "GPU-time that other ranks waited for this one in collectives, no compute hiding it. While several "
+    "are missing they share the charge, and who was late for having waited elsewhere passes it on.",
+    "waited_for": "GPU-time that others waited in collectives which in the end waited for this rank. Each collective "
+    "names one rank; the page Ranks shares the charge among all that were late.",
     "throttle": "Share of time lost to thermal and hardware slow-down, against the clock of the published peak: a "
     "fault. The power limit is counted apart.",
     "temperature": "Highest temperature of the GPU in the interval.",

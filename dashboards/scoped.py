@@ -78,6 +78,10 @@ class ScopedEngine:
             return self._engine.run_table(table, key, **more)
         return self._engine.nothing(table, more.get("columns")), []
 
+    def newest_analysis(self, table: str, key: RunKey) -> str | None:
+        """Return the name of the newest file of a derived table."""
+        return self._engine.newest_analysis(table, key) if self._granted(key) else None
+
     def _granted(self, key: RunKey) -> bool:
         return self._scope.sees(key.cluster, key.run)
 

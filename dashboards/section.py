@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from .data import Source
+from .data import Rows, Source
 from .theme import Theme
 from .view import View
 
@@ -60,6 +60,15 @@ class Section:
         """Return text that changes when the section has to be drawn again."""
         state = [getattr(view, name) for name in ("page", "cluster", "run", "attempt", "live", *self.uses)]
         return f"{self.name}|{theme.name}|{version}|{state!r}"
+
+
+def rows_of(ask: Callable[[Source, View], Rows]) -> Callable[[Source, View], pa.Table]:
+    """Return a question's rows as a table: what `Section.table` is where the rows are small."""
+
+    def make(source: Source, view: View) -> pa.Table:
+        return pa.Table.from_pylist(ask(source, view))
+
+    return make
 
 
 TIME = ("range", "since", "until")

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from perfkit.analysis.alignment import align
 from perfkit.analysis.classify import DEVICE_WORK
+from perfkit.analysis.idle import CAUSES
 from perfkit.store.layout import RunKey
 
 from .data import Rows, Source
@@ -36,7 +37,6 @@ KEPT_BYTES = 160 << 20
 """Events that a worker keeps ready."""
 HOST = ("range", "python", "op", "runtime", "gc", "overhead", "memory", "other")
 DEVICE = (*DEVICE_WORK, "sync", "device_range")
-CAUSES = ("host_late", "launch", "dependency", "unattributed")
 COLUMNS = ["segment", "event_id", "class", "name", "start_ns", "dur_ns", "device", "stream", "pid", "tid", "track"]
 Ints = Any
 

@@ -2,17 +2,28 @@
 
     PerfkitError                 exit 2
     ├── UsageError               the command line or an argument makes no sense
+    │   └── CannotCount          a convention has no answer for this model (flops.spec)
+    │       └── MissingFields    it needs fields that the spec does not have (flops.spec)
     ├── InputError               one input file cannot be used; the others go on
     │   ├── UnsupportedInput     readable, but not a format that perfkit knows
+    │   │   ├── NotATrace        undamaged, but nothing to ingest (sources.kinds)
+    │   │   │   └── ForOtherCommand   another command of perfkit reads it (sources.detect)
+    │   │   └── TraceInstead     a trace where a dump was expected (sources.flight_recorder)
     │   ├── CorruptInput         the format is known and the content is broken
     │   └── UnsafeInput          refused: bomb, path trick, symbolic link, too deep
     ├── StoreError               the store cannot be read or written
+    │   ├── StoreFull            no space, or a quota (store.files)
+    │   ├── DamagedCommit        a commit cannot be parsed (store.commits)
+    │   └── SegmentTaken         another source was committed under this rank and segment (store.segment)
     ├── SchemaError              a table does not have the columns its schema promises
     ├── UnknownHardware          no peak is known; names the override
+    ├── WorkerDied               the process that worked on an item was killed or crashed (engine.base)
+    ├── RemoteError              what a worker raised cannot cross to this process (engine.base)
+    ├── GateUnknown              a --fail-on condition is over a value that is null (report.gate)
     └── GateTripped              exit 1: a --fail-on condition holds
 
-A message says what is wrong and what to do next. `perfkit.cli.main` is the only place where an
-error becomes an exit code.
+Those with a place live there, below `perfkit`. A message says what is wrong and what to do next. `perfkit.cli.main` is
+the only place where an error becomes an exit code.
 """
 
 from __future__ import annotations
@@ -45,6 +56,11 @@ def _rebuild(
     PerfkitError.__init__(error, message, next_step=next_step)
     error.__dict__.update(state)
     return error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error of a library says, or its kind if it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def cannot_write(path: str | os.PathLike[str], error: OSError) -> PerfkitError:

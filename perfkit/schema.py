@@ -666,6 +666,40 @@ CRITICAL_PATH = TableSchema(
     ),
 )
 
+STRAGGLERS = TableSchema(
+    name="stragglers",
+    kind="derived",
+    doc="Own work of every rank against the others of its role (definition 16), the slowest first.",
+    columns=(
+        _RANK,
+        Column("role", pa.utf8(), "What its peers do too; null if the job's layout is not known."),
+        Column("peers", pa.int64(), "Other ranks of that role.", required=True),
+        Column("steps", pa.int64(), "Steps that could be compared.", required=True),
+        Column("own_ns", pa.int64(), "Own work, summed over these steps.", required=True),
+        Column("peers_ns", pa.int64(), "Median of the peers' own work in each step, summed; null without peers."),
+        Column("score", pa.float64(), "peers_ns / own_ns; null without peers."),
+        Column("persistence", pa.float64(), "Share of the steps below the limit of 0.90."),
+        Column("flagged", pa.bool_(), "Score below 0.90, and more than half of the steps too.", required=True),
+        Column("cause", pa.utf8(), "Part of own work with the largest excess: compute, compute: LOAD, host: CULPRIT."),
+        Column("excess_ns", pa.int64(), "own_ns − peers_ns."),
+        Column("wait_caused_ns", pa.int64(), "Exposed wait of the others that is charged to it (definition 10)."),
+        Column("recoverable_ns", pa.int64(), "Wall time that it would give back at the pace of the second-latest."),
+        Column("sentence", pa.utf8(), "The same in words, of a flagged rank."),
+    ),
+)
+
+BLAME_STEPS = TableSchema(
+    name="blame_steps",
+    kind="derived",
+    doc="Exposed wait by rank and step (definition 10): what it caused and what it suffered. No row where both are 0.",
+    columns=(
+        _RANK,
+        Column("step", pa.int64(), "Step; null outside of any."),
+        Column("wait_caused_ns", pa.int64(), "Exposed wait of the others that is charged to it.", required=True),
+        Column("exposed_wait_ns", pa.int64(), "Its own exposed wait.", required=True),
+    ),
+)
+
 FINDINGS = TableSchema(
     name="findings",
     kind="derived",
@@ -945,7 +979,7 @@ TABLES: dict[str, TableSchema] = {
     schema.name: schema
     for schema in (
         RUNS, *TRACE_TABLES, STEPS, SPANS, LIFECYCLE, ATTRIBUTION, IDLE, GAPS, ALIGNMENT, COLLECTIVES, KERNELS,
-        WATERFALL, CRITICAL_PATH, FINDINGS,
+        STRAGGLERS, BLAME_STEPS, WATERFALL, CRITICAL_PATH, FINDINGS,
         NODES, JOBS, HEALTH_EVENTS, RUN_ROLLUP, INTERRUPTIONS, CLUSTER_ROLLUP, GPU_ROLLUP, JOB_NODES,
     )
 }  # fmt: skip

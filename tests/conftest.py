@@ -19,10 +19,6 @@ hypothesis.settings.register_profile("ci", **_PATIENT, derandomize=True)
 hypothesis.settings.load_profile("ci" if IN_CI else "developer")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden, then fail once")
-
-
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
     """Name bytes by their kind: packed data holds the time of packing, and workers must collect the same names."""
     return argname if isinstance(val, (bytes, bytearray)) else None
@@ -51,18 +47,3 @@ def reference_data() -> Path:
         if folder and Path(folder).is_dir():
             return Path(folder)
     pytest.skip("no reference data here (set PERFKIT_REFERENCE_DATA)")
-
-
-@pytest.fixture
-def golden(request: pytest.FixtureRequest):
-    """Compare text with tests/golden/NAME; `--update-golden` rewrites it and fails, so nobody commits it unread."""
-
-    def check(name: str, text: str) -> None:
-        path = ROOT / "tests" / "golden" / name
-        if request.config.getoption("--update-golden"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-            pytest.fail(f"{path.name} rewritten: read the diff, then run again")
-        assert text == path.read_text()
-
-    return check

@@ -11,7 +11,7 @@ from dash import dcc, html
 from .. import cards, data_collectives, figures_collectives, shell
 from .. import format as fmt
 from ..data import Source
-from ..section import Context, Page, Section
+from ..section import Context, Page, Section, rows_of
 from ..view import View
 
 CHOICE = ("group", "op")
@@ -179,8 +179,8 @@ def culprits(found: Context) -> Any:
         return html.Div()
     if not rows:
         text = "Nobody is blamed: nobody waited, or the clocks do not allow it."
-        return cards.card(title, cards.empty("Nobody", text), key="wait_caused")
-    columns = [("Rank", None, False), ("GPU-time waited", "wait_caused", True), ("Exposed", "wait_caused", True),
+        return cards.card(title, cards.empty("Nobody", text), key="waited_for")
+    columns = [("Rank", None, False), ("GPU-time waited", "waited_for", True), ("Exposed", "waited_for", True),
                ("Share", None, True), ("Came last", None, True), ("Steps", None, True)]  # fmt: skip
     cells = [
         [
@@ -201,7 +201,7 @@ def culprits(found: Context) -> Any:
     return cards.card(
         title,
         cards.table(columns, cells, "Ranks that others waited for", scroll=True),
-        key="wait_caused",
+        key="waited_for",
         sub=sub,
         csv=found.csv("collectives.culprits"),
     )
@@ -295,13 +295,6 @@ def timeline_link(found: Context, rows: list[dict[str, Any]]) -> str | None:
     return found.href("timeline", step=step, ranks=ranks, **({"lo": lo, "hi": hi} if lo < hi else {}))
 
 
-def _rows(ask: Any) -> Any:
-    def make(source: Source, view: View) -> pa.Table:
-        return pa.Table.from_pylist(ask(source, view))
-
-    return make
-
-
 def instances_table(source: Source, view: View) -> pa.Table:
     """Return all instances of what is chosen, or the members of one."""
     if view.instance is not None:
@@ -314,11 +307,11 @@ PAGE = Page(
     "collectives",
     head,
     (
-        Section("collectives.kinds", kinds, CHOICE, _rows(data_collectives.kinds), minimum=240),
+        Section("collectives.kinds", kinds, CHOICE, rows_of(data_collectives.kinds), minimum=240),
         Section("collectives.bandwidth", bandwidth, (*CHOICE, "instance"), instances_table, minimum=420, width=7),
-        Section("collectives.waits", waits, (), _rows(data_collectives.kinds), minimum=300, width=5),
-        Section("collectives.skew", skew, CHOICE, _rows(data_collectives.skew), minimum=340, width=7),
-        Section("collectives.culprits", culprits, CHOICE, _rows(data_collectives.culprits), minimum=240, width=5),
+        Section("collectives.waits", waits, (), rows_of(data_collectives.kinds), minimum=300, width=5),
+        Section("collectives.skew", skew, CHOICE, rows_of(data_collectives.skew), minimum=340, width=7),
+        Section("collectives.culprits", culprits, CHOICE, rows_of(data_collectives.culprits), minimum=240, width=5),
         Section("collectives.instances", instances, (*CHOICE, "instance"), instances_table, minimum=240),
     ),
 )

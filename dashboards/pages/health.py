@@ -14,7 +14,7 @@ from dash import dcc, html
 from .. import cards, data_health, figures_health, shell
 from .. import format as fmt
 from ..data import Source
-from ..section import TIME, Context, Page, Section
+from ..section import TIME, Context, Page, Section, rows_of
 from ..view import View
 
 STATES = {"up": "good", "drained": "info", "unhealthy": "warn", "down": "bad"}
@@ -249,13 +249,6 @@ def events_table(source: Source, view: View) -> pa.Table:
     return pa.Table.from_pylist(data_health.events(source, view).rows)
 
 
-def _rows(ask: Any) -> Any:
-    def make(source: Source, view: View) -> pa.Table:
-        return pa.Table.from_pylist(ask(source, view))
-
-    return make
-
-
 PAGE = Page(
     "node-health",
     head,
@@ -263,7 +256,7 @@ PAGE = Page(
         Section("node-health.events", events, TIME, events_table, minimum=300),
         Section("node-health.lemons", lemons, TIME, lemons_table, minimum=160),
         Section("node-health.joined", joined, (), joined_table, minimum=40),
-        Section("node-health.nodes", nodes, (*TIME, "node"), _rows(data_health.nodes), minimum=300),
+        Section("node-health.nodes", nodes, (*TIME, "node"), rows_of(data_health.nodes), minimum=300),
         Section("node-health.counters", counters, (*TIME, "node", "device"), counters_table, minimum=420),
     ),
 )

@@ -11,7 +11,7 @@ from dash import dcc, html
 from .. import cards, data_kernels, figures_kernels, shell
 from .. import format as fmt
 from ..data import Source
-from ..section import Context, Page, Section
+from ..section import Context, Page, Section, rows_of
 from ..view import View
 
 USES = ("family", "op", "search")
@@ -166,21 +166,14 @@ def spread_table(source: Source, view: View) -> pa.Table:
     )
 
 
-def _rows(ask: Any) -> Any:
-    def make(source: Source, view: View) -> pa.Table:
-        return pa.Table.from_pylist(ask(source, view))
-
-    return make
-
-
 PAGE = Page(
     "kernels",
     head,
     (
-        Section("kernels.table", table, (*USES, "kernel"), _rows(data_kernels.kernels), minimum=400),
-        Section("kernels.roofline", roofline, (*USES, "kernel"), _rows(data_kernels.kernels), minimum=440, width=7),
-        Section("kernels.families", families, USES, _rows(data_kernels.families), minimum=300, width=5),
+        Section("kernels.table", table, (*USES, "kernel"), rows_of(data_kernels.kernels), minimum=400),
+        Section("kernels.roofline", roofline, (*USES, "kernel"), rows_of(data_kernels.kernels), minimum=440, width=7),
+        Section("kernels.families", families, USES, rows_of(data_kernels.families), minimum=300, width=5),
         Section("kernels.spread", spread, (*USES, "kernel"), spread_table, minimum=280),
-        Section("kernels.paths", paths, USES, _rows(data_kernels.paths), minimum=360),
+        Section("kernels.paths", paths, USES, rows_of(data_kernels.paths), minimum=360),
     ),
 )

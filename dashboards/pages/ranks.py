@@ -8,14 +8,27 @@ import dash_mantine_components as dmc
 import pyarrow as pa
 from dash import dcc, html
 
-from .. import cards, data_manifest, data_rank, data_ranks, data_stragglers, figures_ranks, shell
+from .. import cards, commands, data_manifest, data_rank, data_ranks, data_stragglers, figures_ranks, shell
 from .. import format as fmt
 from ..data import Source
 from ..metrics import QUANTITIES
-from ..section import Context, Page, Section
+from ..section import Context, Page, Section, rows_of
 from ..view import ORDERS, RANK_QUANTITIES, View
 
 ORDER_LABELS = {"mesh": "by mesh", "rank": "by rank", "slowest": "slowest first"}
+NOT_COMPARED = {
+    "no_analysis": (
+        "Nothing to compare",
+        "Comparing ranks needs an analysis of traces of at least two ranks.",
+    ),
+    "older_analysis": (
+        "Analyse this run again",
+        "Its newest analysis did not keep how the ranks compare: it is of an older perfkit.",
+    ),
+    "no_steps": ("No such steps", "The analysis has none of the chosen steps."),
+    "no_peers": ("No peers", "No two ranks have the same role, so that nobody can be compared."),
+}
+"""Title and text by the answer of `data_stragglers.why_none`."""
 
 
 def head(found: Context) -> Any:
@@ -95,14 +108,11 @@ def stragglers(found: Context) -> Any:
         f for f in data_manifest.findings(found.source, found.view) if "straggler" in f["id"] or "slow_rank" in f["id"]
     ]
     if not rows:
-        text = "Comparing ranks needs an analysis of traces of at least two ranks."
-        return cards.card(
-            "Stragglers",
-            cards.empty(
-                "Nothing to compare", text, f"perfkit analyze traces/ --store {fmt.clean(found.source.uri, 200)}"
-            ),
-            key="straggler",
-        )
+        why = data_stragglers.why_none(found.source, found.view)
+        title, text = NOT_COMPARED[why]
+        helps = why in ("no_analysis", "older_analysis")
+        command = fmt.clean(commands.analyse_again(found.view, found.source), 400) if helps else None
+        return cards.card("Stragglers", cards.empty(title, text, command), key="straggler")
     flagged = sum(row["flagged"] for row in rows)
     columns = [
         ("Rank", None, False),
@@ -124,9 +134,9 @@ def stragglers(found: Context) -> Any:
             ),
             cards.name_of(row["host"] or fmt.UNKNOWN, 32),
             f"{row['score']:.2f}",
-            fmt.duration(1e6 * row["own_ms"]),
-            f"{'+' if row['excess_ms'] >= 0 else '−'}{fmt.duration(1e6 * abs(row['excess_ms']))}",
-            row["cause"] if row["score"] < 0.97 else "",
+            fmt.duration(row["own_ns"] / row["steps"]),
+            f"{'+' if row['excess_ns'] >= 0 else '−'}{fmt.duration(abs(row['excess_ns']) / row['steps'])}",
+            cause(row["cause"]) if row["score"] < 0.97 else "",
             fmt.duration(row["wait_caused_ns"]),
         ]
         for row in rows
@@ -137,7 +147,9 @@ def stragglers(found: Context) -> Any:
         )
         for f in said[:2]
     ]
-    sub = f"{flagged} flagged below 0.90" if flagged else "none is below 0.90; the slowest are shown"
+    sub = f"{flagged} flagged below 0.90" if flagged else "nobody is flagged; the slowest are shown"
+    if found.view.first is not None or found.view.last is not None:
+        sub += "; of the chosen steps, from the analysis of all"
     return cards.card(
         "Stragglers",
         [*words, cards.table(columns, cells, "Slowest ranks against their peers")],
@@ -145,6 +157,14 @@ def stragglers(found: Context) -> Any:
         sub=sub,
         csv=found.csv("ranks.stragglers"),
     )
+
+
+def cause(text: str | None) -> str:
+    """Say in words which part of own work holds most of the excess."""
+    part, _, what = (text or "").partition(": ")
+    if part == "host":
+        return f"its host is late: {fmt.clean(what.replace('_', ' '), 60)}"
+    return f"it was given more: {fmt.clean(what, 60)}" if what else "its compute takes longer"
 
 
 def phases(found: Context) -> Any:
@@ -247,13 +267,6 @@ def heat_table(source: Source, view: View) -> pa.Table:
     )
 
 
-def _rows(ask: Any) -> Any:
-    def make(source: Source, view: View) -> pa.Table:
-        return pa.Table.from_pylist(ask(source, view))
-
-    return make
-
-
 def counters_table(source: Source, view: View) -> pa.Table:
     """Return the samples behind the counters."""
     rows = [
@@ -272,12 +285,12 @@ PAGE = Page(
         Section(
             "ranks.stragglers",
             stragglers,
-            ("quantity", "order", "first", "last", "range"),
-            _rows(data_stragglers.stragglers),
+            ("first", "last"),
+            rows_of(data_stragglers.stragglers),
             minimum=240,
         ),
-        Section("ranks.phases", phases, ("rank",), _rows(data_rank.phases), minimum=160, width=6),
+        Section("ranks.phases", phases, ("rank",), rows_of(data_rank.phases), minimum=160, width=6),
         Section("ranks.counters", counters, ("rank",), counters_table, minimum=160, width=6),
-        Section("ranks.kernels", kernels, ("rank",), _rows(data_rank.kernels), minimum=40),
+        Section("ranks.kernels", kernels, ("rank",), rows_of(data_rank.kernels), minimum=40),
     ),
 )

@@ -19,7 +19,7 @@ from .. import cards, data_timeline, figures_timeline, shell
 from .. import format as fmt
 from ..data import Source
 from ..limits import charge
-from ..section import Context, Page, Section
+from ..section import Context, Page, Section, rows_of
 from ..theme import LIGHT
 from ..view import View
 
@@ -213,13 +213,6 @@ def picture_table(source: Source, view: View) -> pa.Table:
     })  # fmt: skip
 
 
-def _rows(ask: Any) -> Any:
-    def make(source: Source, view: View) -> pa.Table:
-        return pa.Table.from_pylist(ask(source, view))
-
-    return make
-
-
 def wire(app: Any, source: Source, prefix: str) -> None:
     """Add the window as the script draws it, and its download as a trace."""
 
@@ -257,8 +250,8 @@ PAGE = Page(
     head,
     (
         Section("timeline.picture", picture, (), picture_table, minimum=520, at_once=True),
-        Section("timeline.longest", longest, USES, _rows(data_timeline.longest), minimum=200),
-        Section("timeline.busy", busy, USES, _rows(data_timeline.shares), minimum=200),
+        Section("timeline.longest", longest, USES, rows_of(data_timeline.longest), minimum=200),
+        Section("timeline.busy", busy, USES, rows_of(data_timeline.shares), minimum=200),
     ),
     wire,
 )

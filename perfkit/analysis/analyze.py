@@ -448,7 +448,13 @@ def _finish(
     kernels = with_roofline(detail["kernels"], use.numerator.peaks, use.peaks.bytes_per_second)
     job = _job(parts, steps, detail, infos, world_size, question, records)
     split = {} if job is None else _comm_terms(job, steps, detail["window_idle"])
-    terms = ladder_terms(steps, detail["compute"], detail["window_idle"], use.numerator, **split)
+    untold = detail["io"].filter(
+        pc.and_(pc.equal(detail["io"]["kind"], "data"), pc.is_null(detail["io"]["exposed_ns"]))
+    )
+    terms = ladder_terms(
+        steps, detail["compute"], detail["window_idle"], use.numerator, **split,
+        untold=set(untold["rank"].to_pylist()),
+    )  # fmt: skip
     ladder = waterfall(terms, use.numerator.start)
     tables = {
         "attribution": attribution, "steps": steps, "ranks": ranks, "idle": detail["idle"], "gaps": detail["gaps"],

@@ -1,10 +1,10 @@
 """Bandwidth of collectives as nccl-tests defines it (definition 11).
 
     message_bytes(op, names, size, in_bytes, out_bytes) -> bytes of one message, as nccl-tests counts them
-    bandwidths(op, names, size, bytes, time_ns)         -> algbw and busbw in GB/s (10^9)
+    bandwidths(op, names, size, num_bytes, time_ns)     -> algbw and busbw in GB/s (10^9)
     bytes_of_calls(calls)                               -> the same for rows of CALLS
-    size_bins(bytes)                                    -> the power of two that a message belongs to
-    imbalance(...)                                      -> heaviest member of an all-to-all over the mean
+    size_bins(num_bytes)                                -> the power of two that a message belongs to
+    imbalance(edges, in_bytes, out_bytes)               -> heaviest member of an all-to-all, and the mean
 
 algbw = bytes / time, busbw = algbw × factor. The time runs from the last arrival to the last end, so that waiting
 for a late rank does not look like a slow link. In-switch reduction (NVLS, SHARP) moves fewer bytes than the factor
@@ -80,16 +80,15 @@ def size_bins(num_bytes: Ints) -> Ints:
 
 
 def imbalance(edges: Ints, in_bytes: Ints, out_bytes: Ints) -> Floats:
-    """Return per instance the heaviest member's bytes over the mean, sent or received; NaN if a size is missing.
+    """Return per instance the heaviest member's bytes and the mean; NaN if a size is missing.
 
-    Rows are the members of instances, `edges` where each begins.
+    Rows are the members of instances, `edges` where each begins. Of sent and received, the more uneven counts.
     """
-    if not len(edges):
-        return np.empty(0, np.float64)
+    found = np.full((len(edges), 2), np.nan)
     count = np.diff(np.append(edges, len(in_bytes)))
-    worst = np.full(len(edges), np.nan)
-    for column in (in_bytes, out_bytes):
+    for column in (in_bytes, out_bytes) if len(edges) else ():
         total, most = np.add.reduceat(np.maximum(column, 0), edges), np.maximum.reduceat(column, edges)
         known = (np.minimum.reduceat(column, edges) >= 0) & (total > 0)
-        worst = np.fmax(worst, np.where(known, most * count / np.maximum(total, 1), np.nan))
-    return worst
+        worse = known & ~(most * count * found[:, 1] <= total * found[:, 0])  # NaN is worse than nothing
+        found[worse] = np.stack([most, total / count], axis=1)[worse]
+    return found

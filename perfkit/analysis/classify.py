@@ -133,7 +133,10 @@ class Classifier:
             try:
                 text = Path(path).read_text()
             except OSError as error:
-                raise UsageError(f"cannot read the rules in {path}: {error.strerror}") from None
+                raise UsageError(
+                    f"cannot read the rules in {path}: {error.strerror}",
+                    next_step="name a CSV file of rules with PERFKIT_CLASSES; docs/extending.md shows one",
+                ) from None
             rules += read_rules(text, str(path))
         bundled = Path(__file__).with_name(BUNDLED).read_text(encoding="utf-8")
         return cls([*rules, *read_rules(bundled, BUNDLED)])

@@ -2,7 +2,7 @@
 
     align_clocks(calls, instance, hosts) -> Clocks
     clocks.align(rank, time)             -> time on the clock of the reference
-    clocks.u_of(ranks of an instance)    -> clock error that applies between them
+    clocks.u_ns                          -> clock error between any two ranks that are aligned
 
 Ranks of one host share a clock; a rank whose host is not recorded has one of its own. The members of a
 synchronising collective end together, so the differences of their ends are those of their clocks. Hosts that share

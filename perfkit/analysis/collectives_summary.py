@@ -4,8 +4,8 @@
     size_histogram(view)        -> rows by group, operation and power of two
     collectives_table(view)     -> the `collectives` table of the store: one row per call
 
-Rates are ratios of sums over the instances whose transfer is known. `matched` is the share of calls that found the
-calls of other ranks.
+All of them count the calls that run inside the windows, some of the time at least. Rates are ratios of sums over the
+instances whose transfer is known. `matched` is the share of calls that found the calls of other ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from perfkit.analysis.classify import encode_text
 from perfkit.analysis.collectives import CLASSES, MOSTLY
 from perfkit.analysis.intervals import Ints
 from perfkit.analysis.job import JobView
-from perfkit.analysis.timeline import ints
+from perfkit.analysis.timeline import Mask, ints
+from perfkit.arrays import valid_mask
 from perfkit.schema import COLLECTIVES, conform
 
 HISTOGRAM = pa.schema(
@@ -36,6 +37,26 @@ _SUMS = (
 
 _OF_INSTANCE = ("busbw_gbps", "size", "skew_ns", "last_rank", "class", "link", "peak_gbps")
 """What the rows of an instance share."""
+
+
+def inside_windows(view: JobView) -> Mask:
+    """Say which calls run inside a window of their rank and device."""
+    steps, calls = view.steps, view.calls
+    low, high = ints(steps["window_start_ns"]), ints(steps["window_start_ns"]) + ints(steps["window_ns"])
+    of_steps, of_calls = (
+        np.stack([ints(table["rank"]), np.where(valid_mask(table["device"]), ints(table["device"]), -1)])
+        for table in (steps, calls)
+    )
+    places, place = np.unique(of_steps, axis=1, return_inverse=True)
+    latest = np.iinfo(np.int64).max
+    first, last = np.full(places.shape[1] + 1, latest), np.full(places.shape[1] + 1, -latest)
+    np.minimum.at(first, place.ravel(), low)
+    np.maximum.at(last, place.ravel(), high)
+    index = {tuple(key): i for i, key in enumerate(places.T.tolist())}
+    keys, of_call = np.unique(of_calls, axis=1, return_inverse=True)
+    at = np.array([index.get(tuple(key), -1) for key in keys.T.tolist()], np.int64)[of_call.ravel()]
+    inside: Mask = (ints(calls["end_ns"]) > first[at]) & (ints(calls["start_ns"]) < last[at])
+    return inside
 
 
 class _Rows:
@@ -54,6 +75,10 @@ class _Rows:
         self.of_instance = np.zeros(len(view.instances), np.int64)
         known = self.instance >= 0
         self.of_instance[self.instance[known]] = self.of_call[known]
+        self.inside = inside_windows(view)
+        """Which calls count, and which instances: those with a call that does."""
+        self.counts = np.zeros(len(view.instances), bool)
+        self.counts[self.instance[known & self.inside]] = True
 
     def name(self, i: int) -> tuple[str | None, str]:
         """Return role and operation of a row."""
@@ -80,9 +105,9 @@ def summarize_collectives(view: JobView) -> list[dict[str, Any]]:
     """Return one row per role and operation."""
     rows, calls, members, instances = _Rows(view), view.calls, view.members, view.instances
     number = len(rows.keys)
-    sums = {name: _sum(rows.of_call, ints(members[name]), number) for name in _SUMS}
-    matched = _sum(rows.of_call, (rows.instance >= 0).astype(np.int64), number)
-    total = np.bincount(rows.of_call, minlength=number)
+    sums = {name: _sum(rows.of_call, ints(members[name]) * rows.inside, number) for name in _SUMS}
+    matched = _sum(rows.of_call, ((rows.instance >= 0) & rows.inside).astype(np.int64), number)
+    total = _sum(rows.of_call, rows.inside.astype(np.int64), number)
     size, num_bytes = ints(instances["size"]), ints(instances["bytes"])
     rate = _rates(rows, number)
     gid = ints(members["gid"])
@@ -90,15 +115,16 @@ def summarize_collectives(view: JobView) -> list[dict[str, Any]]:
     heavy = np.asarray(view.imbalance)
     sizes = [*view.groups["size"].to_pylist(), None]
     found = []
-    for i in range(number):
+    for i in np.flatnonzero(total).tolist():
         group, op = rows.name(i)
-        mine, here = np.flatnonzero(rows.of_instance == i), np.flatnonzero(rows.of_call == i)
+        mine = np.flatnonzero((rows.of_instance == i) & rows.counts)
+        here = np.flatnonzero((rows.of_call == i) & rows.inside)
         unpaired = here[rows.instance[here] < 0]
         known = num_bytes[mine] >= 0
         loose = message[unpaired]
         everything = int(num_bytes[mine][known].sum() + loose[loose > 0].sum())
         members_of = size[mine].max(initial=-1) if len(mine) else sizes[int(gid[here[0]])]
-        uneven = heavy[mine][~np.isnan(heavy[mine])] if op == "all_to_all" else heavy[:0]
+        most, mean = np.nansum(heavy[mine], axis=0) if op == "all_to_all" else (0.0, 0.0)
         found.append(
             {
                 "group": group, "op": op, "ranks": None if members_of in (-1, None) else int(members_of),
@@ -107,7 +133,7 @@ def summarize_collectives(view: JobView) -> list[dict[str, Any]]:
                 **_split_sums(sums, i),
                 "matched": float(matched[i] / total[i]) if view.several else None,
                 "class": _class(sums, i) if view.several else None,
-                "imbalance": float(np.median(uneven)) if len(uneven) else None,
+                "imbalance": float(most / mean) if mean else None,
             }
         )  # fmt: skip
     exposed = ("exposed_wait_ns", "exposed_transfer_ns", "exposed_unsplit_ns", "bubble_ns")
@@ -115,11 +141,11 @@ def summarize_collectives(view: JobView) -> list[dict[str, Any]]:
 
 
 def _split_sums(sums: dict[str, Ints], i: int) -> dict[str, int | None]:
-    """Return the sums of a row; wait and transfer are unknown, not 0, where nothing could be split."""
+    """Return the sums of a row; a wait or a transfer of 0 is unknown where some of the time could not be split."""
     row: dict[str, int | None] = {name: int(sums[name][i]) for name in _SUMS}
     for wait, transfer, unsplit in (_SUMS[:3], _SUMS[3:6]):
-        if row[unsplit] and not (row[wait] or row[transfer]):
-            row[wait] = row[transfer] = None
+        for name in (wait, transfer):
+            row[name] = row[name] or (None if row[unsplit] else 0)
     return row
 
 
@@ -139,7 +165,7 @@ def _rates(rows: _Rows, number: int) -> list[dict[str, float | None]]:
         "bus_time": np.where(np.isnan(bus), 0.0, time), "judged": np.where(np.isnan(peak), 0.0, moved),
         "could": np.where(np.isnan(peak), 0.0, peak * time),
     }  # fmt: skip
-    sums = {name: np.bincount(rows.of_instance, value, number) for name, value in columns.items()}
+    sums = {name: np.bincount(rows.of_instance, value * rows.counts, number) for name, value in columns.items()}
 
     def ratio(a: str, b: str, i: int) -> float | None:
         return float(sums[a][i] / sums[b][i]) if sums[b][i] > 0 else None
@@ -169,12 +195,13 @@ def _class(sums: dict[str, Ints], i: int) -> str:
 
 def size_histogram(view: JobView) -> pa.Table:
     """Return messages by group, operation and size."""
-    rows, instances = _Rows(view), view.instances
-    num_bytes = ints(instances["bytes"])
+    rows = _Rows(view)
+    instances = view.instances.filter(pa.array(rows.counts))
+    num_bytes, of_instance = ints(instances["bytes"]), rows.of_instance[rows.counts]
     time = np.maximum(ints(instances["end_ns"]) - ints(instances["arrival_ns"]), 0)
     bins = size_bins(num_bytes)
     number = len(rows.keys)
-    keys, index = np.unique(np.stack([rows.of_instance, bins]), axis=1, return_inverse=True)
+    keys, index = np.unique(np.stack([of_instance, bins]), axis=1, return_inverse=True)
     index, found = index.ravel(), []
     bus = instances["busbw_gbps"].to_numpy(zero_copy_only=False).astype(np.float64)
     for k, (row, up_to) in enumerate(keys.T.tolist()):
@@ -194,13 +221,14 @@ def size_histogram(view: JobView) -> pa.Table:
 
 def collectives_table(view: JobView) -> pa.Table:
     """Return one row per call with everything that was found about it."""
-    calls, members = view.calls, view.members
+    inside = pa.array(inside_windows(view))
+    calls, members = view.calls.filter(inside), view.members.filter(inside)
     instance, gid = ints(members["instance"]), ints(members["gid"])
     names = [*group_names(view), None]
     known = instance >= 0
     culprit = np.append(view.blame.culprit, -1)[instance]
     blamed = np.where(ints(members["wait_ns"]) > 0, culprit, -1)
-    size = bytes_of_calls(calls, _group_sizes(view))
+    size = bytes_of_calls(view.calls, _group_sizes(view))[np.asarray(inside)]
     split = known & (ints(members["wait_ns"]) + ints(members["transfer_ns"]) > 0)
     start = ints(members["start_ns"])
     of = pa.array(instance, mask=~known)

@@ -1,7 +1,7 @@
 """Whom a late host is blamed on (definition 6).
 
     blame(timeline, gaps, ops=None)           -> Blame       every idle stretch, cut by who held the host up
-    shares_of(blame)                          -> Shares      the stretches of each gap, summed by label
+    shares_of(found)                          -> Shares      the stretches of each gap, summed by label
     idle_table(timeline, device, gaps, shares) -> idle rows
 
 A blocking sync (on any thread) that began before the device ran dry and returned within 20 µs after owns

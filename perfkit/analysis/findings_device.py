@@ -149,7 +149,7 @@ def _how(facts: Facts, op: str) -> tuple[str, bool]:
     if waited > moved:
         return f": {100 * waited / total:.0f} % of it is waiting for ranks that come late", True
     most = max(rows, key=lambda r: r["exposed_transfer_ns"] or 0)
-    rate = "" if most["busbw_gbps"] is None else f", at {most['busbw_gbps']:.2g} GB/s"
+    rate = "" if most["busbw_gbps"] is None else f", at {most['busbw_gbps']:.3g} GB/s"
     rate += "" if most["efficiency"] is None else f" or {100 * most['efficiency']:.0f} % of the link's peak"
     return f": {100 * moved / total:.0f} % of it is transfer{rate}, not waiting for a late rank", False
 

@@ -1,6 +1,6 @@
 """Keep when a device stood still, not only for how long: the rows that a timeline draws.
 
-    gap_rows(timeline, device, windows, gaps, blame) -> rows of `gaps`
+    gap_rows(timeline, device, windows, gaps, found) -> rows of `gaps`
 
 A step can have a gap before each of its kernels, and a job has thousands of ranks. So the MAX_ROWS longest stretches
 of a window keep a row of their own; shorter ones are joined with their neighbours of the same cause and culprit, at

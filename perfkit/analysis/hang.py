@@ -1,6 +1,6 @@
 """Who made a job hang: the ranks that others wait for and that wait for nobody.
 
-    explain_hang(dumps, world_size) -> Hang        (dumps from perfkit.sources.flight_recorder)
+    explain_hang(dumps) -> Hang        (dumps from perfkit.sources.flight_recorder)
 
 A rank waits for another one when, in a group of both,
   absent      it has a collective pending that the other never enqueued (its host did not get there), or

@@ -5,9 +5,9 @@
 
 Both ask the same question of pairs (load, compute) by rank and step: inside a step, among ranks of one role, does
 the rank with more load compute longer? Means of role and step are taken out first, so that neither a long step nor a
-heavy pipeline stage counts. The statistic is Pearson's r of what is left with its 95 % interval (Fisher), and the
-slope in ns per unit. `cost_ns` is what the slope makes of the heaviest rank's surplus over the mean, summed over
-steps: the time that an even distribution would give back to a step that ends together.
+heavy pipeline stage counts. The statistic is Pearson's r of what is left with its 95 % interval (Fisher).
+`cost_ns` is what the slope (ns per unit) makes of the heaviest rank's surplus over the mean, summed over steps: the
+time that an even distribution would give back to a step that ends together.
 
 The verdict is `load` if the interval lies above R_CLEAR, `no` if there is no such relation, `even` if the load does
 not vary, `too few` below MIN_PAIRS pairs, and `not recorded`. Nothing is guessed from durations alone.
@@ -48,8 +48,6 @@ class Imbalance:
     r: float | None = None
     r_low: float | None = None
     r_high: float | None = None
-    slope_ns: float | None = None
-    """Compute per token (or byte)."""
     load_ratio: float | None = None
     """Heaviest rank over the mean, median of the steps."""
     compute_ratio: float | None = None
@@ -145,7 +143,7 @@ def _correlate(what: str, unit: str, view: View, steps: pa.Table, load: dict[tup
     surplus = np.zeros(len(cells))
     np.maximum.at(surplus, group, dx)
     cost = round(max(slope, 0.0) * float(surplus.sum())) if verdict == "load" else None
-    return Imbalance(what, verdict, len(x), r, low, high, slope, *found[:2], cost, found[2], unit)
+    return Imbalance(what, verdict, len(x), r, low, high, *found[:2], cost, found[2], unit)
 
 
 def _heaviest(x: Floats, y: Floats, means: list[Floats], group: Ints, ranks: Ints) -> tuple[float, float, int]:

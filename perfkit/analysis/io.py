@@ -8,6 +8,7 @@
 | checkpoint | host time inside checkpoint code | device idle that is charged to it |
 | h2d, d2h, d2d, p2p, memset, other | device time of these copies | the part that no compute or communication hides |
 
+Data and checkpoint are null where the trace does not say what the host did (no ops, frames or ranges).
 Exposed copies sum to `exposed_memcpy_ns` exactly: where copies of two directions run at once, the
 nanosecond belongs to the first in the order above. GB/s is bytes over the summed durations of the copies
 whose size is recorded, so copies that overlap do not look faster than the link.
@@ -51,12 +52,16 @@ def io_rows(
 
 
 _HOST = (("data", "data_loader"), ("checkpoint", "checkpoint"))
+_TELLING = [CLASSES.index(name) for name in ("op", "python", "range")]
+"""Host events by which a data loader or a checkpoint can be known; runtime calls alone do not tell."""
 
 
 def _on_host(
     timeline: Timeline, kinds: Ints, kind: str, culprit: str, low: int, high: int, idle: pa.Table
 ) -> dict[str, object]:
     host = timeline.host
+    if not np.isin(host.kind, _TELLING).any():
+        return {"kind": kind}
     mine = np.flatnonzero(kinds == HOST_KINDS.index(culprit))
     spans = clip(union(host.start[mine], host.end[mine]), low, high)
     exposed = pc.sum(idle.filter(pc.equal(idle["culprit"].cast(pa.utf8()), culprit))["idle_ns"]).as_py() or 0

@@ -74,7 +74,7 @@ class JobView:
     layout: Layout | None
     links: pa.Table
     imbalance: Any
-    """Of every instance, the heaviest member's bytes over the mean; NaN if unknown."""
+    """Of every instance, the heaviest member's bytes and the mean; NaN if unknown."""
     unmatched: int = 0
     alone: int = 0
     notes: list[str] = field(default_factory=list)

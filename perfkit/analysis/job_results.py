@@ -78,7 +78,9 @@ class JobResults:
         """Return what the document's `job` says."""
         view, blame = self.view, self.view.blame
         layout = view.layout
-        sums = {name: int(ints(view.steps[name]).sum()) for name in _SUMS}
+        sums: dict[str, int | None] = {name: int(ints(view.steps[name]).sum()) for name in _SUMS}
+        for name in _SUMS[:2]:  # none of it was found, and it may be in what could not be split
+            sums[name] = sums[name] or (None if sums["unsplit_ns"] else 0)
         return {
             "mesh": layout.text if layout is not None else None,
             "mesh_source": layout.source if layout is not None and layout.text else None,

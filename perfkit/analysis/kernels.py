@@ -1,7 +1,7 @@
 """Kernels by name, op, module, phase and shape: what they took, what they computed, and what they wasted.
 
     kernel_tables(timeline, device, windows, busy, tree) -> KernelTables     of one rank
-    with_roofline(kernels, hardware)                     -> the same rows with waste_ns and bound
+    with_roofline(kernels, peaks, bytes_per_second)      -> the same rows with waste_ns and bound
 
 Each ns of K has one owner: where kernels overlap, the one that started first keeps it, so that owned times
 sum to |K| of every window. FLOPs and bytes are those of the op that launched the kernel; an op with several

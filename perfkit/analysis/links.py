@@ -1,8 +1,7 @@
 """Which link a process group spans, and how fast that can be.
 
-    group_links(view)                    -> LINKS, one row per group
-    link_peaks(links, gid, op)           -> peak of the link for each instance, NaN if that is not known
-    link_efficiency(links, gid, op, busbw_gbps) -> busbw over it
+    group_links(view)             -> LINKS, one row per group
+    link_peaks(links, gid, op)    -> peak of the link for each instance, NaN if that is not known
 
 A group inside one host runs over the device's own links (NVLink, Infinity Fabric), or over PCIe where the registry
 knows that and no link. A group over several hosts is bound by their network adapters, one per device: a collective
@@ -71,15 +70,6 @@ def group_links(view: View) -> pa.Table:
         if assumed and len(ranks) > 1:
             row["note"] = "; ".join(filter(None, (str(row.get("note") or ""), "one host, by the device numbers")))
     return pa.Table.from_pylist(rows, schema=LINKS)
-
-
-def link_efficiency(
-    links: pa.Table, gid: npt.ArrayLike, op: pa.ChunkedArray, busbw_gbps: npt.ArrayLike,
-    same_host: npt.ArrayLike | None = None,
-) -> Floats:  # fmt: skip
-    """Return the share of the link's peak that each instance reached; NaN where either is not known."""
-    result: Floats = np.asarray(busbw_gbps, np.float64) / link_peaks(links, gid, op, same_host)
-    return result
 
 
 def link_peaks(

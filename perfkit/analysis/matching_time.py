@@ -1,6 +1,6 @@
 """Match two ranks' calls by when they ended, where counting cannot.
 
-    match_in_time(mine, other, offset) -> position in `other` for each call, -1 for none
+    match_in_time(calls, other, offset) -> position in `other` for each call, -1 for none
 
 The members of a collective end together, so the differences of their ends are one number, the offset of the two
 clocks. Where that is not known it is the value that most pairs of like calls agree on.

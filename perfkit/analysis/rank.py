@@ -174,6 +174,10 @@ def _analyze(timeline: Timeline, tables: Mapping[str, pa.Table], options: Option
         busy = busy_sets(timeline, device)
         if len(windows.edges):
             quality.after_ns += int(covered(busy.any, windows.edges[-1:], [FOREVER])[0])
+            work = timeline.work_of(device) if device is not None else timeline.work.take(np.zeros(0, np.int64))
+            inside = (work.end > windows.edges[0]) & (work.start < windows.edges[-1])
+            quality.device_events += int(np.count_nonzero(inside))
+            quality.launches_missing += int(np.count_nonzero(inside & (work.launch < 0)))
         table = attribute(timeline, device, windows, busy, steps)
         windows = windows.select(options.first_step, options.last_step)
         extents.append(union(windows.edges[:1], windows.edges[-1:]))
@@ -239,8 +243,7 @@ def _quality(timeline: Timeline, notes: list[str]) -> RankQuality:
     work = timeline.work
     length = work.end - work.start
     return RankQuality(
-        events=timeline.num_events, undated=timeline.undated, steps_source="", device_events=len(length),
-        launches_missing=int(np.count_nonzero(work.launch < 0)), work_ns=int(length.sum()),
+        events=timeline.num_events, undated=timeline.undated, steps_source="", work_ns=int(length.sum()),
         graph_ns=int(length[timeline.launched_by_graph].sum()), notes=notes,
     )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Pipeline schedules: in which order a stage runs its passes, what it sends and receives, and how long it must wait.
 
     passes("1f1b", stage, Shape(stages=4, micro_batches=8))  -> [Pass("F", 0, 0), …]
-    recognise(messages, shape candidates)                    -> which schedule the observed messages belong to
+    recognise(observed, stages)                              -> schedule and shape that observed messages belong to
     replay(schedule, shape, forward_ns, backward_ns)         -> Waits: what each stage waits if passes take so long
 
 `forward_ns` and `backward_ns` have one row per stage and any number of columns, which are played side by side: steps,

@@ -1,7 +1,7 @@
 """Steps that took longer than their rank's usual (definition 19).
 
     slow_steps(attribution) -> (mask, excess_ns) of its rows
-    slow_limit(times)       -> the time above which a step of these is slow
+    slow_limit(times)       -> the time above which a step of these is slow; slow_above(median, MAD) the same
 
 A step is slow above median + 3 · 1.4826 · MAD of its rank's steps, and at least 1 % above the median, so
 that a rank with no spread at all does not call every step slow. It costs what it took beyond the median.
@@ -46,4 +46,9 @@ def slow_limit(times: npt.NDArray[Any]) -> float:
     """Return the limit of definition 19."""
     median = float(np.median(times))
     spread = float(np.median(np.abs(times - median)))
-    return median + max(3 * MAD_TO_SIGMA * spread, FLOOR * median)
+    return slow_above(median, spread)
+
+
+def slow_above(median: float, mad: float) -> float:
+    """Return the limit where median and MAD are known, each step counted as often as it stands for others."""
+    return median + max(3 * MAD_TO_SIGMA * mad, FLOOR * median)

@@ -36,8 +36,11 @@ if TYPE_CHECKING:
     from perfkit.store.commits import Commit, RunSummary
     from perfkit.store.lake import Store
 
-DERIVED = ("attribution", "idle", "gaps", "alignment", "collectives", "kernels", "waterfall", "findings")
-"""Tables of a report that a store keeps."""
+DERIVED = (
+    "attribution", "idle", "gaps", "alignment", "collectives", "kernels", "stragglers", "blame_steps", "waterfall",
+    "findings",
+)  # fmt: skip
+"""Tables of a report that a store keeps, in the order in which they are written."""
 
 
 @dataclass(frozen=True, slots=True)

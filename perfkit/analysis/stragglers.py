@@ -1,6 +1,7 @@
 """Who does the same work more slowly than its peers (definition 16).
 
-    stragglers(view, steps, idle, blame) -> STRAGGLERS, one row per rank
+    stragglers(view, steps, idle, blame)         -> STRAGGLERS, one row per rank
+    compare_ranks(steps, idle, roles, charged)   -> the same from stored tables, of all steps or of some
 
 Own work is what a rank does itself: compute and the time in which its device waits for its own host (without a
 device: the window less exposed communication). Waiting for others is not in it, and neither is a blocking receive of
@@ -15,6 +16,8 @@ that follows the load (perfkit.analysis.imbalance) says so: the rank is not slow
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,17 +31,11 @@ from perfkit.analysis.layout import View
 from perfkit.analysis.pipeline_work import add_up
 from perfkit.analysis.schedules import Floats
 from perfkit.analysis.timeline import ints
+from perfkit.schema import STRAGGLERS, table_from_rows
 
 FLAG_BELOW = 0.90
-STRAGGLERS = pa.schema(
-    [
-        ("rank", pa.int32()), ("role", pa.utf8()), ("peers", pa.int64()), ("steps", pa.int64()),
-        ("own_ns", pa.int64()), ("peers_ns", pa.int64()), ("score", pa.float64()), ("persistence", pa.float64()),
-        ("flagged", pa.bool_()), ("cause", pa.utf8()), ("excess_ns", pa.int64()), ("wait_caused_ns", pa.int64()),
-        ("recoverable_ns", pa.int64()), ("sentence", pa.utf8()),
-    ]
-)  # fmt: skip
-"""`own_ns` and `peers_ns` are sums over the compared steps; `persistence` is the share of them below the limit."""
+Charges = Mapping[int, tuple[int | None, int | None]]
+"""Rank -> what the others paid for it (wait_caused_ns), and what a replay gives back (recoverable_ns)."""
 
 
 def stragglers(
@@ -49,11 +46,23 @@ def stragglers(
     `blame` has rank, wait_caused_ns and recoverable_ns: what the others paid for it, and what a replay gives back.
     A rank that computes longer because it was given more (`loads`) has that as its cause.
     """
+    layout = view.layout
+    roles = {rank: layout.role_of.get(rank) if layout is not None else None for rank in view.ranks}
+    heavy = {load.worst_rank: f"compute: {load.what}" for load in loads if load.verdict == "load"}
+    return compare_ranks(steps, idle, roles, _charged(blame), heavy)
+
+
+def compare_ranks(
+    steps: pa.Table,
+    idle: pa.Table,
+    roles: Mapping[int, str | None],
+    charged: Charges = MappingProxyType({}),
+    heavy: Mapping[int | None, str] = MappingProxyType({}),
+) -> pa.Table:
+    """Compare every rank with those of its role over the steps given; `heavy` names ranks that were given more."""
     if "carry_in" in steps.column_names:
         steps = steps.filter(pc.invert(pc.fill_null(steps["carry_in"], False)))
     parts = own_work(steps, idle)
-    layout = view.layout
-    roles = {rank: layout.role_of.get(rank) if layout is not None else None for rank in view.ranks}
     rank, step = ints(steps["rank"]), ints(steps["step"])
     ranks, row = np.unique(rank, return_inverse=True)
     known, column = np.unique(step, return_inverse=True)
@@ -63,15 +72,13 @@ def stragglers(
         total = np.zeros(cube.shape[1:])
         np.add.at(total, (row, column), parts[name])
         cube[i] = np.where(_seen(row, column, total.shape), total, np.nan)
-    charged = _charged(blame)
-    heavy = {load.worst_rank: f"compute: {load.what}" for load in loads if load.verdict == "load"}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for role in sorted({roles.get(int(r)) for r in ranks}, key=str):
         mine = np.array([roles.get(int(r)) == role for r in ranks])
         rows += _compare(ranks[mine], role, names, cube[:, mine], heavy)
     for one in rows:
         one["wait_caused_ns"], one["recoverable_ns"] = charged.get(one["rank"], (None, None))
-    return pa.Table.from_pylist(sorted(rows, key=_worst_first), schema=STRAGGLERS)
+    return table_from_rows(STRAGGLERS, sorted(rows, key=_worst_first))
 
 
 def own_work(steps: pa.Table, idle: pa.Table) -> dict[str, Ints]:
@@ -82,8 +89,7 @@ def own_work(steps: pa.Table, idle: pa.Table) -> dict[str, Ints]:
             on_host, ints(steps["window_ns"]) - ints(steps["exposed_comm_ns"]), ints(steps["compute_ns"])
         )
     }
-    idle = idle.filter(pc.and_(pc.equal(idle["cause"].cast(pa.utf8()), "host_late"), pc.is_valid(idle["device"])))
-    idle = idle.filter(pa.array(~waits_for_receive(idle)))
+    idle = _own_idle(idle)
     codes, culprits = encode_text(idle["culprit"])
     for code in np.unique(codes).tolist():
         chosen = idle.filter(pa.array(codes == code))
@@ -91,6 +97,19 @@ def own_work(steps: pa.Table, idle: pa.Table) -> dict[str, Ints]:
             steps, chosen, ints(chosen["idle_ns"], 0)
         )
     return parts
+
+
+def own_work_ns(steps: pa.Table, idle: pa.Table) -> Ints:
+    """Return the own work of each row of `steps`: the sum of the parts of `own_work`, sooner."""
+    idle = _own_idle(idle)
+    total: Ints = own_work(steps, idle.slice(0, 0))["compute"] + add_up(steps, idle, ints(idle["idle_ns"], 0))
+    return total
+
+
+def _own_idle(idle: pa.Table) -> pa.Table:
+    """Return the rows in which a device waited for its own host, and the host for nobody."""
+    idle = idle.filter(pc.and_(pc.equal(idle["cause"].cast(pa.utf8()), "host_late"), pc.is_valid(idle["device"])))
+    return idle.filter(pa.array(~waits_for_receive(idle)))
 
 
 def _seen(row: Ints, column: Ints, shape: tuple[int, ...]) -> np.ndarray:
@@ -151,7 +170,7 @@ def _compare(
     return rows
 
 
-def _charged(blame: pa.Table | None) -> dict[object, tuple[int | None, int | None]]:
+def _charged(blame: pa.Table | None) -> Charges:
     if blame is None:
         return {}
     columns = [blame[name].to_pylist() for name in ("rank", "wait_caused_ns", "recoverable_ns")]

@@ -1,7 +1,7 @@
 r"""Ladder A: where 100 points of peak went, exactly (definition 15).
 
-    terms = ladder_terms(steps, compute, window_idle, numerator)  -> TERMS    ns by rank, device, step and term
-    waterfall(terms)                                              -> rows of `waterfall`: job, ranks, steps
+    terms = ladder_terms(steps, compute, idle, numerator)         -> TERMS    ns by rank, device, step and term
+    waterfall(terms, start)                                       -> rows of `waterfall`: job, ranks, steps
     ladder_rows(rows, start)                                      -> one scope's rows as dicts
 
 | start | when | first term |
@@ -21,7 +21,7 @@ its time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,9 +60,11 @@ COMM_TERMS = ("bubble", "exposed_transfer", "exposed_wait", "unsplit_comm")
 """What exposed communication is split into where the ranks' clocks allow it; the last is what they do not."""
 NOT_MEASURED = (
     ("throttled_clocks", "matmul_below_peak"), ("exposed_transfer", "unsplit_comm"), ("exposed_wait", "unsplit_comm"),
-    ("bubble", "unsplit_comm"),
+    ("bubble", "unsplit_comm"), ("recompute", "non_matmul"),
+    *((term, holder) for holder in ("idle_host", "idle_unattributed") for term in ("idle_data", "idle_checkpoint")),
 )  # fmt: skip
-"""(term, the one that holds its time): needs counters, or the clocks of all ranks. Not listed if it is measured."""
+"""(term, the one that holds its time): needs counters, the clocks of all ranks, or what the host did. Not listed if it
+is measured."""
 UNMATCHED = "flops_unmatched"
 BEYOND = "flops_beyond_model"
 """FLOPs that the ops executed and the model does not count, as time at peak; negative the other way round."""
@@ -109,14 +111,17 @@ def window_idle(timeline: Timeline, device: int | None, windows: Windows, gaps: 
 
 def ladder_terms(
     steps: pa.Table, compute: pa.Table, idle: pa.Table, numerator: Numerator, comm: Mapping[str, Any] | None = None,
-    bubble_idle: Any = None,
+    bubble_idle: Any = None, untold: Collection[int] = (),
 ) -> pa.Table:  # fmt: skip
     """Return the ns of every term by rank, device and step; they sum to window_ns.
 
     `steps` are rows of `attribution` without carry-in, `compute` of kernels.COMPUTE_SCHEMA, `idle` of WINDOW_IDLE.
     `comm` splits the exposed communication of each step into COMM_TERMS; `bubble_idle` marks the rows of `idle` in
-    which the host waited for a pipeline receive.
+    which the host waited for a pipeline receive. Of the ranks `untold` nobody knows what the host did.
     """
+    nothing = np.zeros(len(steps), np.int64)
+    told = steps.filter(pa.array(~np.isin(ints(steps["rank"]), list(untold))))
+    phased = pc.any(pc.is_in(compute["phase"], pa.array(("forward", "backward", "recompute")))).as_py()
     parts = [
         *(
             _rows(steps, term, None, ns)
@@ -124,6 +129,8 @@ def ladder_terms(
         ),
         _rows(steps, "exposed_memcpy", None, ints(steps["exposed_memcpy_ns"])),
         _idle_terms(idle, bubble_idle),
+        *(_rows(told, term, None, nothing[: len(told)]) for term in ("idle_data", "idle_checkpoint")),
+        *([_rows(steps, "recompute", None, nothing)] if phased else []),
         *_compute_terms(compute, numerator),
     ]
     if numerator.start == "mfu":
@@ -219,7 +226,12 @@ def ladder_rows(rows: Iterable[Mapping[str, Any]], start: str) -> list[dict[str,
         if row["part"] is not None:
             children = parts.setdefault(row["term"], {})
             children[row["part"]] = children.get(row["part"], 0) + row["ns"]
-    shown = [t for t in ORDER if t in sums or t not in ("mfu", "hfu", "matmul", "matmul_below_peak", *COMM_TERMS[:3])]
+    for term in COMM_TERMS[1:3]:
+        if sums.get(term) == 0 and sums.get("unsplit_comm"):  # it may be in there
+            del sums[term]
+    idle_holder = "idle_host" if sums.get("idle_host") else "idle_unattributed"
+    optional = {"mfu", "hfu", "matmul", "matmul_below_peak", *(term for term, _ in NOT_MEASURED)}
+    shown = [t for t in ORDER if t in sums or t not in optional]
     if start != "time":
         shown = [t for t in ORDER if t in shown or t in (start, "matmul_below_peak")]
     total = sum(sums.values())
@@ -244,7 +256,7 @@ def ladder_rows(rows: Iterable[Mapping[str, Any]], start: str) -> list[dict[str,
         for (name, ns), share in zip(inside, shares, strict=True):
             add(name, ns, share, term)
         for name, parent in NOT_MEASURED:
-            if parent == term and name not in sums:
+            if parent == term and name not in sums and (name not in _IDLE.values() or term == idle_holder):
                 add(name, None, None, term, measured=False)
     return result
 

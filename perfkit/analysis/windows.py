@@ -1,6 +1,6 @@
 """Cut a rank's timeline into step windows (definition 1).
 
-    find_windows(timeline, device, mode="step" | "trace", records=steps) -> Windows
+    find_windows(timeline, device, mode="step" | "trace", steps=find_steps(timeline, records)) -> Windows
 
 A step is a range on the host; its window is on the device. It starts when the first compute work that
 was launched inside the range (on any thread) starts, and ends where the next window starts: work that a
@@ -254,7 +254,9 @@ def _periodic(timeline: Timeline, work: Work) -> Windows | None:
     families = kernel_family(pa.array([timeline.names[i] for i in np.unique(names[:period])], pa.utf8())).to_pylist()
     if "optimizer" not in families and abs(updates - len(first)) > 1:
         return None
-    edges = np.append(first, work.end.max())
+    # The last step ends where the next one would begin; what follows it (a part of one, or one that differs) is after.
+    rest = starts[len(first) * period :]
+    edges = np.append(first, rest[0] if len(rest) else work.end.max())
     return Windows(np.arange(len(first), dtype=np.int64), np.maximum.accumulate(edges), "periodicity")
 
 

@@ -1,6 +1,6 @@
 """GPU time of spans by CUDA events, read later, never synchronising.
 
-    mark = gpu.mark(); …; gpu.close(mark, row)      at the ends of a span, on its stream
+    start = gpu.mark(); …; gpu.close(start, row)    at the ends of a span, on its stream
     gpu.poll()                                      between steps: rows whose events have passed go on
 
 Events are asked (`query`) only between steps and only by the training thread: another thread's query would break

@@ -1,8 +1,8 @@
 """Never harm training: count failures, switch the failing part off, and say so in one line.
 
-    guard = Guard(log)
-    guard.failed("profiler", error)    -> True when that was one failure too many and the part is off now
-    guard.give_up("recording", reason) off at once
+    guard = Guard()
+    guard.failed("profiler", error)       -> True when that was one failure too many and the part is off now
+    guard.give_up("recording", reason)    off at once
 
 One cause is one line: a full disk stops spool, traces and compaction, and training logs have room for one
 sentence about it. What was given up stays readable in `guard.given_up`.

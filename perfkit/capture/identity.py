@@ -30,7 +30,6 @@ class Identity:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    local_world_size: int | None = None
     host: str = ""
     source: str = "default"
     """Who said the rank: `arguments`, `torch.distributed`, `torchrun`, `ray`, `slurm`, `kubeflow`, `mpi`, `default`."""
@@ -96,7 +95,6 @@ def _from_torchrun(env: Environ) -> Identity | None:
         rank=int(env["RANK"]),
         world_size=int(env["WORLD_SIZE"]),
         local_rank=int(env.get("LOCAL_RANK", 0)),
-        local_world_size=_integer(env, "LOCAL_WORLD_SIZE"),
         source="torchrun" if "TORCHELASTIC_RUN_ID" in env else "environment",
     )
 
@@ -112,7 +110,6 @@ def _from_ray(env: Environ) -> Identity | None:
         rank=context.get_world_rank(),
         world_size=context.get_world_size(),
         local_rank=context.get_local_rank(),
-        local_world_size=context.get_local_world_size(),
         source="ray",
     )
 
@@ -129,7 +126,6 @@ def _from_slurm(env: Environ) -> Identity | None:
         rank=int(env["SLURM_PROCID"]),
         world_size=int(env.get("SLURM_STEP_NUM_TASKS") or env["SLURM_NTASKS"]),
         local_rank=int(env.get("SLURM_LOCALID", 0)),
-        local_world_size=None,
         source="slurm",
     )
 

@@ -86,7 +86,9 @@ METRICS: tuple[Metric, ...] = (
         "Median of the last 100 unprofiled steps.",
         _scaled("step_p50_ns", 1e-9),
     ),
-    Metric("slow_steps_total", "counter", "Steps above median + 3 MAD (definition 19).", _count("slow_steps")),
+    Metric(
+        "slow_steps_total", "counter", "Steps above median + 3 · 1.4826 · MAD (definition 19).", _count("slow_steps")
+    ),
     Metric("profiled_steps_total", "counter", "Steps under a profiler; left out of speeds.", _count("profiled_steps")),
     Metric("tokens_total", "counter", "Tokens of this rank's data-parallel replica.", _count("tokens")),
     Metric("samples_total", "counter", "Samples of this rank's data-parallel replica.", _count("samples")),

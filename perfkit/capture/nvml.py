@@ -22,8 +22,6 @@ from perfkit.capture.gpus import Gpu, GpuReader, Happening, NoGpus, Readings, Ro
 ALL_LINKS = 0xFFFFFFFF
 MAX_PAUSE_SECONDS = 300.0
 
-Scale = float
-
 
 @dataclass(frozen=True, slots=True)
 class Field:

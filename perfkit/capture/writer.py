@@ -56,7 +56,6 @@ class Writer:
         self._stop = threading.Event()
         self._synced = self._told = time.monotonic()
         self._rotations = 0
-        self._lines = 0
         self._own_ns = 0
         self._request_seen = 0
         self._announce = False

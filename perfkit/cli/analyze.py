@@ -19,7 +19,7 @@ CLUSTER/RUN/ATTEMPT. `--window trace` ignores steps and takes each rank from its
 MFU needs the model and the tokens that the whole job trains in a step; a run that perfkit captured knows both.
 Tables: attribution, steps, ranks, idle, gaps, io, kernels, waterfall, findings, exchanges, copies, memory, timeline; of
 several ranks also collectives, collective_sizes, groups, links, clocks, alignment, job_steps, stragglers, blame,
-blame_steps, layout, arrangement, stages, bubbles, hosts. Those that a trace does not give are not there.
+blame_steps, layout, arrangement, stages, bubbles. Those that a trace does not give are not there.
 """
 
 from __future__ import annotations
@@ -27,15 +27,22 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from perfkit.cli.arguments import (
+    add_job_arguments,
+    add_part_arguments,
+    add_store_arguments,
+    parse_question,
+    parse_ranks,
+    parse_steps,
+    write_output,
+)
 from perfkit.cli.lean import leave_out_what_takes_long
 from perfkit.engine import add_engine_arguments, open_engine
-from perfkit.errors import UsageError, cannot_write
+from perfkit.errors import UsageError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from perfkit.report.report import Report
 
 
@@ -52,8 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--window", choices=("step", "trace"), default="step", help="cut at steps, or not (default: step)"
     )
-    parser.add_argument("--steps", metavar="A:B", help="only steps A <= step < B; either may be left out")
-    parser.add_argument("--ranks", metavar="LIST", help="only these ranks, for example 0,4-7")
+    add_part_arguments(parser)
     parser.add_argument("--table", metavar="NAME", help="write this table instead of the report; needs -o")
     parser.add_argument("-o", "--output", type=Path, metavar="F", help="write to F (a table: .csv or .parquet)")
     parser.add_argument(
@@ -63,32 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
     add_store_arguments(parser)
     add_job_arguments(parser)
-
-
-def add_store_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare where answers are kept and runs are looked up."""
-    place = parser.add_argument_group(
-        "store", "where the answer is kept, and where a PATH that is no file is looked up"
-    )
-    place.add_argument("--store", metavar="DIR", help="local folder or URI of the store")
-    place.add_argument("--cluster", help="cluster that the run belongs to (default: default)")
-    place.add_argument("--run", help="name of the run (default: as `perfkit ingest` names it)")
-    place.add_argument("--attempt", type=int, metavar="K", help="restart count of the run (default: the last, or 0)")
-
-
-def add_job_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the traces may not tell about the job."""
-    job = parser.add_argument_group("job, for MFU", "what the traces do not tell, or instead of what they tell")
-    job.add_argument("--model", metavar="M", help="a preset (see `perfkit mfu --list`) or a JSON file of spec keys")
-    job.add_argument("--tokens-per-step", metavar="N", help="tokens of one step of the whole job; 4M is 4 million")
-    job.add_argument("--seq-len", type=int, metavar="N", help="tokens of a sequence, if the model does not fix it")
-    job.add_argument("--hardware", metavar="H", help="device name as the driver reports it")
-    job.add_argument("--dtype", help="number format of the matrix products (default: what most FLOPs of the trace use)")
-    job.add_argument("--convention", help="which FLOPs are counted (default palm)")
-    job.add_argument("--peak-flops", metavar="F", help="dense FLOP/s of one device (989e12, 989T)")
-    job.add_argument("--peak", choices=("registry", "measured"), help="measured: by `perfkit hardware --calibrate`")
-    job.add_argument("--world-size", type=int, metavar="N", help="ranks of the job, if the traces do not record it")
-    job.add_argument("--mesh", metavar="M", help="parallel degrees, instead of what the groups show: tp=2,pp=4,dp=8")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -117,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
     if args.table:
         if args.table not in found.tables:
             raise UsageError(f"no table {args.table!r} here; there are {', '.join(found.tables)}")
+        from perfkit.export.tables import write_table
+
         write_table(found.tables[args.table], args.output)
     else:
         _render(found, args)
@@ -138,71 +120,3 @@ def _render(report: Report, args: argparse.Namespace) -> None:
         write_output(args.output, text.encode())
     else:
         sys.stdout.write(text)
-
-
-def parse_question(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what the user says about the job, as arguments of `perfkit.analyze`."""
-    named = "spec" if args.model and args.model.endswith(".json") else "model"
-    given = {named: args.model, "peak_flops": args.peak_flops}
-    question = {}
-    if given := {key: value for key, value in given.items() if value is not None}:
-        from perfkit.flops.inputs import arguments_from
-
-        question = arguments_from(given)
-    if args.tokens_per_step is not None:
-        question["tokens_per_step"] = parse_count(args.tokens_per_step)
-    for key in ("seq_len", "hardware", "dtype", "convention", "peak", "world_size", "mesh"):
-        question[key] = getattr(args, key)
-    return question
-
-
-def parse_count(text: str) -> float:
-    """Parse `4194304`, `4e6`, `4M`."""
-    scale = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}.get(text[-1:].lower())
-    try:
-        return float((text[:-1] if scale else text).replace("_", "").replace(",", "")) * (scale or 1.0)
-    except ValueError:
-        raise UsageError(f"--tokens-per-step {text!r} is no number", next_step="write 4194304 or 4M") from None
-
-
-def parse_steps(text: str | None) -> tuple[int | None, int | None]:
-    """Parse `A:B`; either side may be empty."""
-    if text is None:
-        return None, None
-    first, colon, last = text.partition(":")
-    try:
-        numbers = tuple(int(part) if part else None for part in (first, last))
-    except ValueError:
-        numbers = ()
-    if not colon or len(numbers) != 2:
-        raise UsageError(f"--steps {text!r} is no range", next_step="write it like 10:20, 10: or :20")
-    return numbers
-
-
-def parse_ranks(text: str | None) -> set[int] | None:
-    """Parse `0,4-7`."""
-    if text is None:
-        return None
-    ranks: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        try:
-            ranks |= set(range(int(first), int(last if dash else first) + 1))
-        except ValueError:
-            raise UsageError(f"--ranks {text!r} is no list of ranks", next_step="write it like 0,4-7") from None
-    return ranks
-
-
-def write_table(table: pa.Table, path: Path) -> None:
-    """Write CSV or parquet by the suffix of `path`."""
-    from perfkit.export import tables
-
-    tables.write_table(table, path)
-
-
-def write_output(path: Path, data: bytes) -> None:
-    """Write a file, or say why that is not possible."""
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise cannot_write(path, error) from None

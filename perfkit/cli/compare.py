@@ -21,6 +21,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfkit.cli.arguments import add_job_arguments, parse_question, write_output
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -39,14 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="how far runs of the same job lie apart (standard deviation), where there is one of each "
                         "(default: 0.005 is assumed, nothing if the steps swing or stall)")  # fmt: skip
     parser.add_argument("--store", metavar="DIR", help="store in which BASE and NEW are runs")
-    parser.add_argument("--model", help="as for `perfkit analyze`: gives MFU")
-    parser.add_argument("--tokens-per-step", metavar="N", help="tokens of one step of the whole job; 4M is 4 million")
-    parser.add_argument("--seq-len", type=int)
-    parser.add_argument("--hardware")
     parser.add_argument("--level", type=float, default=0.05, help="chance of a false alarm (default: 0.05)")
     parser.add_argument("--fail-on", metavar="EXPR", help="exit with 1 if a change is beyond a limit")
     parser.add_argument("--format", choices=("text", "json", "markdown", "junit"), default="text")
     parser.add_argument("-o", "--output", type=Path, metavar="F", help="write to a file")
+    add_job_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,8 +59,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--level {args.level}", next_step="use a chance such as 0.05")
     if args.run_spread is not None and args.run_spread < 0:
         raise UsageError(f"--run-spread {args.run_spread}", next_step="use a share such as 0.005")
-    base = [_load(name, args) for name in (args.base, *args.more_base)]
-    new = [_load(name, args) for name in (args.new, *args.more_new)]
+    question = parse_question(args)
+    base = [_load(name, args.store, question) for name in (args.base, *args.more_base)]
+    new = [_load(name, args.store, question) for name in (args.new, *args.more_new)]
     steps = [[steps for _, steps in side if steps is not None] for side in (base, new)]
     all_recorded = len(steps[0]) == len(base) and len(steps[1]) == len(new)
     found = compare(
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         "junit": lambda: render.to_junit(found, str(problem) if problem else None),
     }[args.format]()
     if args.output:
-        args.output.write_text(text)
+        write_output(args.output, text.encode())
     else:
         print(text, end="")
     if problem is not None:
@@ -92,19 +92,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _load(name: str, args: argparse.Namespace) -> tuple[Report, pa.Table | None]:
+def _load(name: str, store: str | None, question: dict[str, Any]) -> tuple[Report, pa.Table | None]:
     """Return the analysis of one side, and its recorded steps if it is a run in a store."""
     import perfkit
     from perfkit.analysis.stored import find_run, is_store, recorded_steps
-    from perfkit.cli.analyze import parse_count
     from perfkit.store import Store
 
-    asked: dict[str, Any] = {name: getattr(args, name) for name in ("model", "seq_len", "hardware")}
-    asked["tokens_per_step"] = parse_count(args.tokens_per_step) if args.tokens_per_step else None
-    place = args.store or (name if is_store(name) else None)
-    if place is None:
-        return perfkit.analyze(name, **asked), None
-    store = Store(place)
-    summary = find_run(store, name if args.store else None)
-    report = perfkit.analyze(name if args.store else place, store=place if args.store else None, **asked)
-    return report, recorded_steps(store, summary.key)
+    if store is None and not is_store(name):
+        return perfkit.analyze(name, **question), None
+    lake = Store(store or name)
+    summary = find_run(lake, name if store else None)
+    return perfkit.analyze(name, store=store, **question), recorded_steps(lake, summary.key)

@@ -48,10 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
-    if args.workers < 1 or args.threads < 1 or not 0 <= args.port < 65536:
-        raise UsageError("--workers and --threads start at 1, --port is 0 to 65535")
+    for name in ("workers", "threads"):
+        if getattr(args, name) < 1:
+            raise UsageError(f"--{name} {getattr(args, name)} serves nobody", next_step="use 1 or more")
+    if not 0 <= args.port < 65536:
+        raise UsageError(f"--port {args.port} is no port", next_step="use 1 to 65535, or 0 for any that is free")
     if args.heavy_per_minute is not None and not args.heavy_per_minute > 0:
-        raise UsageError("--heavy-per-minute is more than 0")
+        raise UsageError(
+            f"--heavy-per-minute {args.heavy_per_minute:g} answers nobody", next_step="use more than 0, such as 240"
+        )
     try:
         import dash  # noqa: F401  the server imports it in every worker, where nobody would say this so clearly
         from perfkit_dashboards.access import hash_password

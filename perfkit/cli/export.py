@@ -28,6 +28,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perfkit.cli.arguments import add_part_arguments, parse_ranks, parse_steps
 from perfkit.errors import UsageError, cannot_write
 
 if TYPE_CHECKING:
@@ -44,8 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", metavar="F", help="file or folder to write")
     parser.add_argument("--store", metavar="DIR", help="store in which RUN is")
-    parser.add_argument("--ranks", metavar="LIST", help="only these ranks, for example 0,4-7")
-    parser.add_argument("--steps", metavar="A:B", help="only steps A <= step < B; either may be left out")
+    add_part_arguments(parser)
     parser.add_argument("--table", metavar="NAME", help="csv, parquet: only this table, into one file")
     share = parser.add_argument_group("a copy to share")
     share.add_argument("--redact", action="store_true", help="hash what identifies you; RUN is one trace file")
@@ -60,7 +60,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             "say what to write", next_step=f"add --format {'|'.join(FORMATS)}, or --redact for a copy to share"
         )
-    from perfkit.cli.analyze import parse_ranks, parse_steps
     from perfkit.export.opened import open_run
 
     ranks, steps = parse_ranks(args.ranks), parse_steps(args.steps) if args.steps else None

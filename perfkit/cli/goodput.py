@@ -98,14 +98,23 @@ def _plan(args: argparse.Namespace) -> dict[str, Any]:
     from perfkit.goodput.planning import Risk, mttf_of_run, plan
 
     if args.save_seconds is None or args.restart_seconds is None:
-        raise UsageError("--plan needs --save-seconds and --restart-seconds")
+        raise UsageError(
+            "--plan needs --save-seconds and --restart-seconds",
+            next_step="add them, for example `--save-seconds 30 --restart-seconds 600`",
+        )
     if args.mttf_hours is not None:
         if not args.mttf_hours > 0:
-            raise UsageError(f"--mttf-hours must be more than 0, is {args.mttf_hours:g}")
+            raise UsageError(
+                f"--mttf-hours must be more than 0, is {args.mttf_hours:g}",
+                next_step="`perfkit goodput STORE` shows the MTTF of runs that were recorded",
+            )
         mttf_s = args.mttf_hours * 3600
     elif args.gpus and args.failures_per_1000_node_days:
         mttf_s = mttf_of_run(args.gpus / args.gpus_per_node, args.failures_per_1000_node_days)
     else:
-        raise UsageError("--plan needs --mttf-hours, or --gpus with --failures-per-1000-node-days")
+        raise UsageError(
+            "--plan needs --mttf-hours, or --gpus with --failures-per-1000-node-days",
+            next_step="add one, for example `--mttf-hours 3.09` or `--gpus 16384 --failures-per-1000-node-days 6.5`",
+        )
     risk = Risk(mttf_s=mttf_s, save_s=args.save_seconds, restart_s=args.restart_seconds, queue_s=args.queue_seconds)
     return plan(risk, current_interval_s=args.interval_seconds)

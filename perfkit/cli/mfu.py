@@ -41,7 +41,7 @@ _HELP = {
     "tflops_per_device": "TFLOP/s of one device as somebody reported them",
     "step_time": "seconds of one optimizer step (32s, 450ms); needs a batch and --devices",
     "global_batch": "sequences of one optimizer step",
-    "tokens_per_step": "tokens of one optimizer step, instead of --global-batch",
+    "tokens_per_step": "tokens of one optimizer step (4M is 4 million, 4Mi is 4 · 2^20), instead of --global-batch",
     "flops_per_token": "a count of your own, instead of a convention",
     "peak_flops": "dense FLOP/s of one device (989e12, 989T): overrides the registry",
     "seq_lens": "lengths of packed documents, e.g. 512,1024,6656",

@@ -22,6 +22,15 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfkit.cli.arguments import (
+    add_job_arguments,
+    add_part_arguments,
+    add_store_arguments,
+    parse_question,
+    parse_ranks,
+    parse_steps,
+    write_output,
+)
 from perfkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,8 +39,6 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    from perfkit.cli.analyze import add_job_arguments, add_store_arguments
-
     parser.add_argument("paths", nargs="+", metavar="PATH", help="trace files, folders, archives, or a run in a store")
     what = parser.add_argument_group("changes", "made together; without any, all of them are tried one by one")
     what.add_argument("--healthy", metavar="RANKS", help="these ranks work like their peers: 5, 0,4-7 or all")
@@ -43,8 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--family", action="append", default=[], metavar="F=K", help="kernels of a family are faster: gemm=1.2x"
     )
-    parser.add_argument("--steps", metavar="A:B", help="only steps A <= step < B; either may be left out")
-    parser.add_argument("--ranks", metavar="LIST", help="only these ranks, for example 0,4-7")
+    add_part_arguments(parser)
     parser.add_argument("--format", choices=("text", "json"), default="text", help="what to print (default: text)")
     parser.add_argument("--table", metavar="NAME", help="write this table instead: critical_path; needs -o")
     parser.add_argument("-o", "--output", type=Path, metavar="F", help="write to F (a table: .csv or .parquet)")
@@ -54,8 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Play and print."""
-    from perfkit.cli.analyze import parse_question, parse_ranks, parse_steps, write_output, write_table
-
     if args.table and not (args.output and args.output.suffix in (".csv", ".parquet")):
         raise UsageError("--table needs a file to write to", next_step="add `-o FILE.csv` or `-o FILE.parquet`")
     changes = parse_changes(args)
@@ -67,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
 
     found = whatif(args.paths, changes=changes, **asked, **parse_question(args))
     if args.table:
+        from perfkit.export.tables import write_table
+
         write_table(write_path(found, args.table), args.output)
         return 0
     text = json.dumps(found.as_json(), indent=1, allow_nan=False) + "\n" if args.format == "json" else to_text(found)

@@ -1,7 +1,7 @@
 """Which events of a rank belong to a window, and what of them cannot be right.
 
     choose(events, syncs, start, window)  -> rows      in the window, and the calls that launched or recorded for them
-    mend(rows, side tables, start)        -> Mended    what to leave out so that torch.profiler's validator agrees
+    mend(rows, sides, start)              -> Mended    what to leave out so that torch.profiler's validator agrees
 
 A kernel is kept with its launch call, wherever that is: without it a viewer shows work that nobody asked for. The
 validator (torch.profiler._trace_validator) rejects traces whose links contradict time. Some recordings are like that

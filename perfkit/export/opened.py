@@ -135,6 +135,9 @@ def _open_files(paths: list[str], spool: Path, report: Report | None) -> OpenRun
     planned = plan_inputs(paths, spool, rejected)
     notes = [f"{row['path']}: {row['reason']}" for row in rejected]
     if not planned:
-        raise PerfkitError(f"nothing to export: {'; '.join(notes[:5]) or 'no trace found'}")
+        raise PerfkitError(
+            f"nothing to export: {'; '.join(notes[:5]) or 'no trace found'}",
+            next_step="name trace files or their folder, or a run with --store DIR",
+        )
     ranks = sorted({part.rank for one in planned for part in one.parts})
     return OpenRun(RunKey("default", default_run(paths), 0), paths, ranks, None, notes, report=report, planned=planned)

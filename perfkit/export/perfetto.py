@@ -16,7 +16,7 @@ import gzip
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -28,12 +28,13 @@ import pyarrow.compute as pc
 from perfkit.analysis.clocks import Clocks
 from perfkit.analysis.intervals import Ints, Spans
 from perfkit.analysis.timeline import EVENT_COLUMNS, ints, read_timelines
-from perfkit.errors import UsageError, cannot_write
+from perfkit.errors import UsageError
 from perfkit.export.chosen import choose, matches, mend
 from perfkit.export.chrome import OWN_PID, Places, event_lines, flow_lines, largest_id, locate, text_bytes
 from perfkit.export.json_text import join, member, micros, texts
 from perfkit.export.opened import OpenRun, Paths, open_run
 from perfkit.export.tracks import Slices, busy_devices, partition, split_exposed, step_slices, wait_slices
+from perfkit.export.whole_file import whole_file
 from perfkit.report.report import Report
 from perfkit.sources.kineto_fields import SIDE_TABLES
 
@@ -93,20 +94,12 @@ def _output(target: str | os.PathLike[str] | BinaryIO) -> Iterator[BinaryIO]:
         yield target
         return
     path = Path(target)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            if path.suffix == ".gz":
-                with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=3, mtime=0) as packed:
-                    yield packed  # type: ignore[misc]  # a binary file for writing
-            else:
-                yield file
-        temporary.replace(path)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+    with whole_file(path) as file:
+        if path.suffix == ".gz":
+            with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=3, mtime=0) as packed:
+                yield packed  # type: ignore[misc]  # a binary file for writing
+        else:
+            yield file
 
 
 def _ranks(opened: OpenRun, wanted: Collection[int] | None) -> list[int]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from perfkit.analysis.stored import DERIVED
-from perfkit.errors import PerfkitError, UsageError, cannot_write
+from perfkit.errors import PerfkitError, UsageError
 from perfkit.export.opened import OpenRun
+from perfkit.export.whole_file import whole_file
 from perfkit.schema import TABLES, TableSchema
 
 SUFFIXES = (".csv", ".parquet")
@@ -138,19 +138,11 @@ def write_pieces(pieces: Iterator[pa.Table], path: Path) -> int:
     first = next(pieces)
     prepare = _for_csv if path.suffix == ".csv" else _decoded
     head = prepare(first)
-    temporary = path.with_name(f".{path.name}.tmp")
     number = 0
-    try:
-        with temporary.open("wb") as file, _writer(file, head.schema, path.suffix) as writer:
-            for piece in _chain(first, pieces):
-                writer.write_table(prepare(piece).cast(head.schema))
-                number += len(piece)
-        temporary.replace(path)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+    with whole_file(path) as file, _writer(file, head.schema, path.suffix) as writer:
+        for piece in _chain(first, pieces):
+            writer.write_table(prepare(piece).cast(head.schema))
+            number += len(piece)
     return number
 
 

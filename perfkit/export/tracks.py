@@ -1,7 +1,7 @@
 r"""perfkit's own tracks of a rank: its steps, where their time went, who waited for whom.
 
     partition(timeline, …)          -> Slices     compute, exposed communication by kind, copies, idle by culprit
-    step_slices(steps, rank)        -> Slices     the windows of definition 1
+    step_slices(steps)              -> Slices     the windows of definition 1
     wait_slices(calls)              -> [Slices]   every collective as its wait and its transfer
 
 Times are on the rank's own clock for the partition and the steps, on the reference clock for collectives (as in table

@@ -35,17 +35,15 @@ class _Signature:
     """`causal` is a number: 0 none, 1 top left, 2 bottom right."""
     window: int | None = None
     """Index of the left window; -1 is none."""
-    bias: int | None = None
-    """Index of an additive mask; its zeros are not seen, so it is counted in full."""
 
 
 _SDPA = "aten::_scaled_dot_product_"
 _SIGNATURES: dict[str, _Signature] = {
-    "aten::scaled_dot_product_attention": _Signature(5, bias=3),
+    "aten::scaled_dot_product_attention": _Signature(5),
     f"{_SDPA}flash_attention": _Signature(4),
-    f"{_SDPA}flash_attention_for_cpu": _Signature(4, bias=5),
-    f"{_SDPA}efficient_attention": _Signature(6, bias=3),
-    f"{_SDPA}cudnn_attention": _Signature(6, bias=3),
+    f"{_SDPA}flash_attention_for_cpu": _Signature(4),
+    f"{_SDPA}efficient_attention": _Signature(6),
+    f"{_SDPA}cudnn_attention": _Signature(6),
     f"{_SDPA}flash_attention_backward": _Signature(11, first=1, backward=True, packed=6),
     f"{_SDPA}flash_attention_for_cpu_backward": _Signature(7, first=1, backward=True),
     f"{_SDPA}efficient_attention_backward": _Signature(11, first=1, backward=True),

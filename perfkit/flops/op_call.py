@@ -1,6 +1,6 @@
 """One operator call as a profiler records it: shapes, dtypes and scalar arguments.
 
-    parse_call(name, input_dims, input_types, concrete_inputs) -> OpCall
+    parse_call(name, dims, types, concrete) -> OpCall
 
 The three texts are the JSON columns of the `ops` table. `Cost` is what the op families return: null is
 unknown and stays unknown, because a roofline that takes unknown for zero blames the wrong kernel.

@@ -68,8 +68,8 @@ def preset_source(name: str) -> str:
     return str(_tables()[_index()[_fold(name)]]["source"])
 
 
-def preset(name: str) -> TransformerSpec:
-    """Return a named model."""
+def preset(name: str, *, instead: str = "--spec FILE.json or --hf-config config.json") -> TransformerSpec:
+    """Return a named model; an error says what the caller takes `instead` of a name."""
     try:
         canonical = _index()[_fold(name)]
     except KeyError:
@@ -77,6 +77,6 @@ def preset(name: str) -> TransformerSpec:
         near = f"near it: {', '.join(sorted({_index()[c] for c in close}))}; " if close else ""
         raise UsageError(
             f"no preset {name!r}",
-            next_step=f"{near}list all with `perfkit mfu --list`, or use --spec FILE.json or --hf-config config.json",
+            next_step=f"{near}list all with `perfkit mfu --list`, or use {instead}",
         ) from None
     return spec_from_dict({"name": canonical, **_dimensions(canonical)})

@@ -3,9 +3,10 @@
     read_number("n_params", "7B") -> 7e9           read_count("seq_len", "8192") -> 8192
     parse_seconds("450ms") -> 0.45                 parse_flops("989T") -> 989e12
 
-A comma groups thousands and nothing else. `k`, `M`, `B` and `T` are powers of 1000, for rates, FLOPs and
-parameters only: `8k` tokens are 8000 to some and 8192 to others, so sizes take the written-out number or
-`Ki`, `Mi`. Not a number, infinite or absurdly large is an error here, so that nothing behind has to ask.
+A comma groups thousands and nothing else. `k`, `M`, `B` and `T` are powers of 1000, for rates, FLOPs, parameters
+and tokens per step only: a sequence of `8k` is 8000 to some and 8192 to others, so other sizes take the written-out
+number or `Ki`, `Mi`, which are powers of 1024 everywhere. Not a number, infinite or absurdly large is an error here,
+so that nothing behind has to ask.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LARGEST = 1e18
 
 _SI_KEYS = frozenset(
     ("n_params", "active_params", "frozen_params", "tokens_per_second", "tokens_per_second_per_device",
-     "flops_per_token")
+     "tokens_per_step", "flops_per_token")
 )  # fmt: skip
 _SI = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -46,7 +47,7 @@ def _split(value: Any) -> tuple[Decimal, str] | None:
 def _read(key: str, value: Any) -> Decimal:
     parts = _split(value)
     if parts is None:
-        hint = "a comma groups thousands: write 1.5 or 1,500" if "," in str(value) else None
+        hint = "a comma groups thousands: write 1.5 or 1,500" if "," in str(value) else "write it like 4096 or 8e9"
         raise UsageError(f"{key} = {value!r} is not a number", next_step=hint)
     number, unit = parts
     if unit in _BINARY:

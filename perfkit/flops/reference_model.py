@@ -38,7 +38,7 @@ class _Attention:
         hidden, heads = spec.need("hidden", "heads")
         self.heads, self.mla = heads, spec.mla
         scores, values = score_and_value_widths(spec)
-        self.qk_width, self.v_width = scores // heads, values // heads
+        self.qk_width = scores // heads
         if spec.mla:
             rank, nope, rope = spec.need("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
             self.nope, self.rope = nope, rope

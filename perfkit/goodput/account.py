@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from perfkit.analysis.intervals import Ints
-from perfkit.analysis.slow import FLOOR, MAD_TO_SIGMA
+from perfkit.analysis.slow import slow_above
 from perfkit.goodput.timeline import PHASES, Steps, Timeline
 from perfkit.schema import GOODPUT_BUCKETS
 
@@ -100,7 +100,7 @@ def usual_step_ns(work: Ints, steps: Steps, fresh: Any) -> tuple[int, float] | N
     each = work[plain] / count
     median = weighted_median(each, count)
     spread = weighted_median(np.abs(each - median), count)
-    return round(median), median + max(3 * MAD_TO_SIGMA * spread, FLOOR * median)
+    return round(median), slow_above(median, spread)
 
 
 def weighted_median(values: Any, weights: Any) -> float:

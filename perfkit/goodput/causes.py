@@ -1,7 +1,7 @@
 """Why runs stop: one vocabulary for capture, schedulers and the simulator.
 
-    cause_of_job(state, exit_code, signal) -> a name of CAUSES, or null while it runs
-    is_planned(cause)                      -> whether it is no failure at all; null if unknown
+    cause_of_state(state)    -> a name of CAUSES, or null while it runs
+    is_planned(cause)        -> whether it is no failure at all; null if unknown
 
 Schedulers say how a job ended, seldom why: NODE_FAIL is `node`, a non-zero exit is `application` and nothing finer.
 Capture and health checks know more (an XID, a lost link) and use the finer names.

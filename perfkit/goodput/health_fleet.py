@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from perfkit.analysis.slow import slow_limit
 from perfkit.goodput.health_node import HARMLESS_XIDS
 from perfkit.goodput.lemons import find_lemons
 from perfkit.report.format import plural
@@ -186,7 +187,5 @@ def _usual(rank: Any, took: Any) -> tuple[Any, Any]:
     edges = np.flatnonzero(np.diff(rank[order], prepend=-1, append=-1))
     for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         mine = order[low:high]
-        middle = float(np.median(took[mine]))
-        spread = 1.4826 * float(np.median(np.abs(took[mine] - middle)))
-        median[mine], limit[mine] = middle, middle + max(3 * spread, 0.01 * middle)
+        median[mine], limit[mine] = float(np.median(took[mine])), slow_limit(took[mine])
     return median, limit

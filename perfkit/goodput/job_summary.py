@@ -56,6 +56,7 @@ class _JobView:
         count = np.bincount(codes, minlength=size)
         attempts = np.bincount(codes, ints_of(self.jobs, "attempt") > 0, minlength=size)
         failures = np.bincount(codes, self.failed, minlength=size)
+        stated = np.bincount(codes, np.array([c is not None for c in self.causes], bool)[self.cause], minlength=size)
         unknown = np.bincount(codes, ~self.known, minlength=size)
         pairs = codes * len(self.causes) + self.cause
         by_cause = sum_by(pairs, self.gpu_ns, size * len(self.causes))
@@ -80,7 +81,7 @@ class _JobView:
                     "effective_mfu": None,
                     "jobs_without_gpu_count": int(unknown[i]),
                     "restarts": int(attempts[i]),
-                    "failures": int(failures[i]),
+                    "failures": int(failures[i]) if stated[i] or not count[i] else None,
                     "mttf_hours": wall[i] / HOUR / int(failures[i]) if failures[i] else None,
                     "outcomes": dict(sorted(outcome.items(), key=lambda item: -(item[1]["gpu_hours"] or 0.0))),
                 }

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from perfkit.analysis.stored import is_store
 from perfkit.errors import PerfkitError, UsageError
 from perfkit.goodput.capture_rollup import captured_runs, run_tables
 from perfkit.goodput.importers import SUPPORTED, Assume, Dumps, import_dumps, without_supported
@@ -31,6 +32,7 @@ from perfkit.goodput.uptime import STATES, uptime
 from perfkit.report.format import plural
 from perfkit.schema import GOODPUT_BUCKETS, INTERRUPTIONS, JOB_NODES, RUN_ROLLUP
 from perfkit.store import RunSummary, Store
+from perfkit.store.filesystems import is_remote
 
 SCHEMA_VERSION = 1
 RUNS_SHOWN = 50
@@ -79,15 +81,14 @@ def ask(
         return _of_store(Store(stores[0]), [], by, price, assume, part or Part())
     if part is not None and part != Part():
         raise UsageError("--since, --until and --of-cluster cut what a store holds", next_step="name a store")
+    if remote := [path for path in paths if is_remote(path)]:
+        raise UsageError(
+            f"no store at {remote[0]}", next_step="check the URI; a dump is read from a local file, so copy it here"
+        )
     missing = [path for path in paths if not Path(path).exists()]
     if missing:
         raise UsageError(f"{missing[0]}: no such file", next_step="for a run in a store add --store DIR")
     return _of_dumps(import_dumps(paths, assume), by, price, assume or Assume(), import_to)
-
-
-def is_store(path: str) -> bool:
-    """Whether there is a store at a path or URI."""
-    return "://" in path or (Path(path) / "perfkit-store.json").exists()
 
 
 # ------------------------------------------------------------------ a store

@@ -1,6 +1,6 @@
 """Roll-ups -> the numbers that people ask for: goodput, ETTR, MTTF, MTTR, effective MFU, money; by any key.
 
-    summarize_rollup(run_rollup, interruptions, by="user", price=2.5) -> dict
+    summarize_rollup(rollup, interruptions, by="user", price=2.5) -> dict
 
 Sums are exact integers (int64 overflows at two months of 4,096 GPUs, so they are added in two halves). Ratios are
 ratios of sums. A value that the inputs cannot support is null: a device without a peak has no effective MFU. What a

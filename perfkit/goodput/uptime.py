@@ -1,6 +1,6 @@
 """Uptime of a cluster from its inventory (definition 18).
 
-    cluster_hours(nodes, run_rollup, start_ns=…, end_ns=…) -> cluster_rollup
+    cluster_hours(nodes, run_rollup, end_ns=…) -> cluster_rollup
 
 `nodes` says for each node since when it is in which state. Time of which it says nothing (a gap between two rows,
 a state that perfkit does not know) is `unknown` from the node's first row to the last row of its cluster, and counts

@@ -94,7 +94,6 @@ class Checkpointer:
         self.before_write, self.writer = before_write, writer
         self.rank = dist.get_rank()
         self.group = dist.new_group(backend="gloo")  # its own: it runs beside the collectives of training
-        self._writing: Future[Any] | None = None
         self._committing: threading.Thread | None = None
         if self.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
@@ -124,7 +123,6 @@ class Checkpointer:
             # a path, not a writer: writers stage by themselves, and on a CPU they do not copy
             started_save = async_save(state, checkpoint_id=temporary, process_group=self.group)
             future = started_save.upload_completion if isinstance(started_save, AsyncSaveResponse) else started_save
-        self._writing = future
         self._committing = threading.Thread(target=self._commit, args=(future, step, temporary, final, started))
         self._committing.start()
         if self.config.blocking:
@@ -134,7 +132,7 @@ class Checkpointer:
         """Return when nothing is being written any more."""
         if self._committing is not None:
             self._committing.join()
-        self._committing = self._writing = None
+        self._committing = None
 
     close = wait
 

@@ -1,8 +1,8 @@
 """Tokens from a memory-mapped file, in an order that depends on the seed and on nothing else.
 
-    make_corpus(path, tokens=..., vocab=...)                 a text-like corpus, the same for the same seed
-    TokenData(path)                                          [sequences, seq_len + 1] over a memory map
-    Loader(data, batch, replica, replicas).state()           samples of the whole job so far: one number
+    make_corpus(path, tokens=…, vocab=…, seed=…)                       a text-like corpus, the same for the same seed
+    TokenData(path, seq_len=…, vocab=…)                                [sequences, seq_len + 1] over a memory map
+    Loader(data, global_batch=…, replica=…, replicas=…, …).state()     samples of the whole job so far: one number
 
 A sample's place in the epoch is global: replica r of n takes its slice of each global batch. So a job resumed on
 another number of ranks, with the same global batch, reads exactly the samples that it would have read. There are no

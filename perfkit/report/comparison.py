@@ -1,6 +1,7 @@
 """A Comparison as text, Markdown for a pull request, and JUnit for CI; and its gate.
 
-    to_text(c), to_markdown(c), to_junit(c, problems); check_change(c, "step_time>+3%")
+    to_text(comparison) · to_markdown(comparison) · to_junit(comparison, problem)
+    check_change(comparison, "step_time>+3%")
 
     EXPR = NAME (">" | "<") CHANGE { ("," | "or") … }       NAME: step_time, mfu, hfu, tokens_per_second_per_device,
     CHANGE = [+-]NUMBER ("%" | "points")                          or waterfall.TERM

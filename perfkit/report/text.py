@@ -57,7 +57,15 @@ def render(report: Report, console: Console, *, details: bool = False, ascii_onl
 def to_text(report: Report, *, width: int = PIPE_WIDTH, details: bool = False, encoding: str = "utf-8") -> str:
     """Return the report as plain text; no line has trailing blanks. `encoding` is what its reader can show."""
     buffer, unicode = io.StringIO(), encoding.startswith("utf")
-    console = Console(file=buffer, width=width, color_system=None, force_terminal=False, highlight=False, emoji=False)
+    console = Console(
+        file=buffer,
+        width=width,
+        color_system=None,
+        force_terminal=False,
+        force_jupyter=False,
+        highlight=False,
+        emoji=False,
+    )
     render(report, console, details=details, ascii_only=not unicode)
     text = "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
     return text if unicode else text.translate(_PLAIN).encode(encoding, "replace").decode(encoding)

@@ -322,7 +322,7 @@ def _rungs(rows: list[dict[str, Any]]) -> list[Rung]:
     children: dict[str | None, list[dict[str, Any]]] = {}
     for row in rows:
         children.setdefault(row["parent"] if row["parent"] in tops else None, []).append(row)
-    split = any(row["term"] == "exposed_transfer" and row["measured"] for row in rows)
+    split = any(row["term"] in ("exposed_transfer", "exposed_wait") and row["measured"] for row in rows)
     ordered = [one for top in children.get(None, []) for one in (top, *children.get(top["term"], []))]
     rungs = []
     for row in ordered:
@@ -364,7 +364,7 @@ def _time_ladder(document: Document) -> Ladder:
 
 def term_label(term: str, parent: str | None = None) -> str:
     """Name a term in words."""
-    if parent is None and term.startswith("idle_"):
+    if term.startswith("idle_"):
         return "idle: " + fmt.label(term.removeprefix("idle_"))
     return _LABELS.get(term) or fmt.label(term)
 
@@ -376,10 +376,11 @@ def kind_of(term: str, parent: str | None = None) -> str:
 
 
 def not_measured(found: Ladder) -> str | None:
-    """Say which terms the traces cannot support, and where their time is."""
+    """Say which terms the traces cannot support, and where their time is, if there is any."""
     inside: dict[str, list[str]] = {}
+    holders = {rung.term: rung.label for rung in found.rungs if rung.parent is None and rung.ns}
     for rung in found.rungs:
-        if not rung.measured and rung.parent is not None:
-            inside.setdefault(term_label(rung.parent), []).append(rung.label)
+        if not rung.measured and rung.parent in holders:
+            inside.setdefault(holders[rung.parent], []).append(rung.label)
     parts = [f"{', '.join(names)} (inside {parent})" for parent, names in inside.items()]
     return "not measured: " + "; ".join(parts) if parts else None

@@ -1,6 +1,6 @@
 """The rows of a rank as Arrow tables, without going through JSON.
 
-    ArrowTemplate(job, identity, rows).tables(column, times) -> {"events": …, "kernels_meta": …, …}
+    ArrowTemplate(job, identity, template).tables(column, times) -> {"events": …, "kernels_meta": …, …}
 
 Columns that all ranks of a stage share are built once; a rank adds its times, ids and groups. The result is
 what reading the JSON of the same rank gives.

@@ -1,6 +1,6 @@
 """The rows of a rank as Kineto JSON, as torch.profiler writes it.
 
-    KinetoTemplate(job, identity, rows).text(column, times, trace_name) -> str
+    KinetoTemplate(job, identity, template).text(column, times, trace_name) -> str
 
 The text of an event is cut where times go; what depends on the rank (process, device, groups) is a
 placeholder that is replaced in the whole file at once. `perfkit_synthetic` marks the file at its top.

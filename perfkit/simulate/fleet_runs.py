@@ -189,14 +189,12 @@ def run_truth(spec: Spec, attempts: list[Attempt]) -> dict[str, int]:
     median, limit = _usual([a for a in attempts if len(a.block_steps)])
     for i, one in enumerate(attempts):
         resumed = min((a.first_step for a in attempts[i + 1 :] if len(a.block_steps)), default=None)
-        for name, wall in _attempt_truth(one, i, resumed, median, limit, i + 1 < len(attempts)).items():
+        for name, wall in _attempt_truth(one, i, resumed, median, limit).items():
             truth[name] += wall * spec.gpus
     return truth
 
 
-def _attempt_truth(
-    one: Attempt, position: int, resumed: int | None, median: int, limit: float, followed: bool
-) -> dict[str, int]:
+def _attempt_truth(one: Attempt, position: int, resumed: int | None, median: int, limit: float) -> dict[str, int]:
     length = {kind: int((ends - starts).sum()) for kind, starts, ends in one.phases}
     wall = {
         "allocated": one.end_ns - one.start_ns,

@@ -63,7 +63,10 @@ class Mesh:
             degrees["dp"] = ranks // rest
         mesh = cls(**degrees)
         if mesh.world_size != ranks:
-            raise UsageError(f"--parallel {text!r} is a mesh of {mesh.world_size} ranks, not {ranks}")
+            raise UsageError(
+                f"--parallel {text!r} is a mesh of {mesh.world_size} ranks, not {ranks}",
+                next_step=f"use --ranks {mesh.world_size}, or degrees whose product is {ranks}",
+            )
         return mesh
 
     @property

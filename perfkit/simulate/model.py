@@ -1,6 +1,6 @@
 """The kernels and exchanges of one transformer layer, and how long they take on the hardware.
 
-    layer_forward(job) · layer_backward(job) · embedding(job) · head_forward(job) · … -> [Kernel | Exchange, …]
+    layer_forward(job) · layer_backward(job) · embedding(job) · head(job) · … -> [Kernel | Exchange, …]
 
 Sizes are those of one rank for one micro-batch. Matrix products count 2·m·k·n FLOPs, the same as their
 `Input Dims` say; attention is causal, so its kernels execute half of the full product.

@@ -137,7 +137,6 @@ class Instruction:
     """Ranks whose profiler lost the launch call."""
     dims: tuple[tuple[int, ...], ...] = ()
     opens: str | None = None
-    closes: bool = False
 
 
 @dataclass(slots=True)
@@ -222,7 +221,7 @@ class Program:
 
     def close(self, key: str, step: int) -> None:
         """Close the innermost range."""
-        index = self.add(Instruction(key, "mark", step, MAIN, (600, 1_200), 0, closes=True), 1)
+        index = self.add(Instruction(key, "mark", step, MAIN, (600, 1_200), 0), 1)
         self._open.pop().end = self.instructions[index].point
 
     def kernel(

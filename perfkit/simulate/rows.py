@@ -1,7 +1,7 @@
 """Which rows the profiler would write: one template per stage, the same for all of its ranks.
 
     RowTemplate.build(program) -> RowTemplate           columns without times
-    template.rows_of(rank)     -> positions that this rank has (faults and lost launches differ)
+    template.rows_of(column)   -> positions that the rank of this column has (faults and lost launches differ)
 
 Arrow tables and Kineto JSON are both written from this template, so that they hold the same rows in the
 same order. A time is a point of the engine plus a constant.

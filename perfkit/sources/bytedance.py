@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from perfkit.errors import CorruptInput, InputError, UnsupportedInput
 from perfkit.schema import TABLES, conform
 from perfkit.sources.base import Chunk, Input, PartInfo, Reading, ReadOptions
 from perfkit.sources.inputs import local_file
-from perfkit.store.parquet import check_parquet
+from perfkit.store.parquet import check_parquet, iter_parquet
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id", "gmc")
 OPS = pa.schema(
@@ -64,15 +63,12 @@ def has_op_columns(file: Path) -> bool:
 def read_ops(path: str | os.PathLike[str]) -> pa.Table:
     """Read the ops; whatever cannot be placed is an error, as a hole in the schedule would go unnoticed."""
     shown = os.fspath(path)
-    check_parquet(Path(path))
-    try:
-        table = pq.read_table(path, columns=list(COLUMNS))
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise CorruptInput(f"cannot be read: {reason}", path=shown, next_step=_COPY_AGAIN) from error
-    nulls = [name for name in COLUMNS if table[name].null_count]
-    if nulls or not len(table):
-        what = f"nulls in {', '.join(nulls)}" if nulls else "no rows"
+    batches = list(iter_parquet(Path(path), columns=COLUMNS))
+    table = pa.Table.from_batches(batches) if batches else None
+    missing = [name for name in COLUMNS if table is not None and name not in table.column_names]
+    nulls = [name for name in COLUMNS if table is not None and not missing and table[name].null_count]
+    if table is None or missing or nulls:
+        what = f"nulls in {', '.join(nulls)}" if nulls else f"no {', '.join(missing) or 'rows'}"
         raise CorruptInput(f"an op trace with {what}", path=shown, next_step=_COPY_AGAIN)
     unknown = sorted(set(table["optype"].cast(pa.utf8()).unique().to_pylist()) - set(KINDS))
     if unknown:

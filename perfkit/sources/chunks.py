@@ -31,7 +31,8 @@ T = TypeVar("T")
 SEARCH_BYTES = 1 << 16
 """Before the end of a file's chunk, in which the end of an event is looked for."""
 _BETWEEN = re.compile(rb"\s*,\s*\{\s*\"[^\"\\]*\"")
-_DECODER = json.JSONDecoder(strict=False, parse_int=lambda digits: int(digits) if len(digits) < 100 else None)
+DECODER = json.JSONDecoder(strict=False, parse_int=lambda digits: int(digits) if len(digits) < 100 else None)
+"""For what surrounds the events, whatever it holds: control characters, absurd numbers."""
 
 
 @dataclass(slots=True)
@@ -175,7 +176,7 @@ def learn_separator(data: bytes) -> bytes | None:
         return None
     text = data[start : start + (1 << 20)].decode("utf-8", "surrogateescape")
     try:
-        _, end = _DECODER.raw_decode(text)
+        _, end = DECODER.raw_decode(text)
     except (json.JSONDecodeError, RecursionError):
         return None
     rest = text[end : end + 4096].encode("utf-8", "surrogateescape")

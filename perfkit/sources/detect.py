@@ -57,8 +57,8 @@ from perfkit.sources.kinds import (
 )
 from perfkit.sources.remote import RemoteFile, list_remote
 from perfkit.store.filesystems import is_remote
+from perfkit.store.layout import MARKER as STORE_MARKER
 
-STORE_MARKER = "perfkit-store.json"
 SPOOL_MARKER = "perfkit-spool.json"
 LOG_SEARCH_BYTES = 32 << 20
 """How far into a text file a training log may begin: a job's launcher and its start-up print before it."""

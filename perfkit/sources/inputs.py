@@ -1,7 +1,6 @@
 """Open the bytes of an input: uncompressed, streaming, and never more than the limits allow.
 
     open_input(input)          -> Stream    readinto-capable, uncompressed
-    local_copy(input, folder)  -> Path      for readers that need a file (SQLite inside an archive)
     fingerprint(stream)        -> str       identity of the stored bytes
 
 A cut or broken stream is not an error here. Everything that can be decompressed before the damage is
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import pyarrow as pa
 from isal import isal_zlib
 
-from perfkit.errors import CorruptInput, InputError, UnsafeInput, UnsupportedInput
+from perfkit.errors import InputError, UnsafeInput, UnsupportedInput
 from perfkit.sources.base import Input
 from perfkit.sources.remote import RemoteFile, RemoteIO
 
@@ -464,17 +463,6 @@ def local_file(input: Input) -> Path:
     """Return the local file of an input of a kind that is always local: databases and parquet."""
     assert isinstance(input.file, Path), input.path
     return input.file
-
-
-def local_copy(input: Input, folder: Path, *, limits: Limits | None = None) -> Path:
-    """Write the uncompressed bytes of an input to a new file in `folder`; whoever made the folder deletes it."""
-    target = folder / f"{input.fingerprint}.copy"
-    with open_input(input, limits=limits) as stream:
-        copy_stream(stream, target, limits=limits or Limits())
-        if stream.problem:
-            target.unlink()
-            raise CorruptInput(stream.problem, path=input.path, next_step="copy the file again from where it was made")
-    return target
 
 
 def copy_stream(stream: Stream, target: Path, *, limits: Limits, max_bytes: int | None = None) -> int:

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 from perfkit.engine.local import available_cpus
 from perfkit.errors import CorruptInput, UnsafeInput, UnsupportedInput
-from perfkit.sources.chunks import Chunk, Chunks, FileChunks, fresh_buffer, prefetch
+from perfkit.sources.chunks import DECODER, Chunk, Chunks, FileChunks, fresh_buffer, prefetch
 from perfkit.sources.inputs import SliceStream, Stream
 from perfkit.sources.scan import PADDING, Memory, Plan, ScanResult, Status, have_c_scanner, scan_chunk, scan_file
 
@@ -142,7 +142,7 @@ class TraceWalk:
                         path=self._path,
                         next_step="export the trace again",
                     )
-                key, at = _DECODER.raw_decode(text, at)
+                key, at = DECODER.raw_decode(text, at)
                 at = _skip_space(text, at)
                 if text[at] != ":":
                     raise CorruptInput(
@@ -154,7 +154,7 @@ class TraceWalk:
                 if key == "traceEvents" and text[at] == "[":
                     self._keep(keys)
                     return at + 1
-                value, at = _DECODER.raw_decode(text, at)
+                value, at = DECODER.raw_decode(text, at)
                 if at == len(text):
                     raise IndexError  # a number may go on
                 if key == "traceEvents":
@@ -200,11 +200,11 @@ class TraceWalk:
                     break
                 if text[at] == ",":
                     at = _skip_space(text, at + 1)
-                key, at = _DECODER.raw_decode(text, at)
+                key, at = DECODER.raw_decode(text, at)
                 at = _skip_space(text, at)
                 if text[at] != ":":
                     raise IndexError
-                value, at = _DECODER.raw_decode(text, _skip_space(text, at + 1))
+                value, at = DECODER.raw_decode(text, _skip_space(text, at + 1))
                 if key in keys or key == "traceEvents":
                     self.repeated.append(key)
                 keys.setdefault(key, value)
@@ -372,7 +372,6 @@ def _pool(threads: int) -> Executor:
     return ThreadPoolExecutor(threads) if threads > 1 else _Inline()
 
 
-_DECODER = json.JSONDecoder(strict=False, parse_int=lambda digits: int(digits) if len(digits) < 100 else None)
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 

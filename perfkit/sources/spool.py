@@ -79,7 +79,6 @@ class Compacted:
 
     header: dict[str, Any] | None = None
     num_segments: int = 0
-    unchanged: int = 0
     num_traces: int = 0
     rows: dict[str, int] = field(default_factory=dict)
     bytes_read: int = 0
@@ -260,7 +259,6 @@ def compact_folder(
                 if segment.tables or segment.info.oddities or segment.health is not None:
                     fresh = commit_segment(Store(store), segment, str(path))
                     done.num_segments += fresh
-                    done.unchanged += not fresh
                     rows.update({name: len(table) for name, table in segment.tables.items()} if fresh else {})
                     done.bytes_read += segment.size_bytes
                     done.notes += [

@@ -9,8 +9,7 @@
     store.finalise(cluster, run, attempt)        # run.json and the row of table `runs`
 
     # resuming
-    store.committed(cluster, run, attempt)                  -> list[Commit]
-    store.find_commit(cluster, run, attempt, fingerprint)   -> Commit | None
+    store.committed(cluster, run, attempt)       -> list[Commit], each with its fingerprint
 
     # reading (cluster, run, attempt and ranks are optional filters; page checksums are verified)
     store.read("events", run="llama-8b", ranks=[0, 1], columns=[...], filter=pc.field(...))  -> pa.Table

@@ -22,7 +22,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import pyarrow as pa
 
-from perfkit.errors import StoreError
+from perfkit.errors import StoreError, first_line
 
 if TYPE_CHECKING:
     import pyarrow.fs as pafs
@@ -219,7 +219,13 @@ def _open_fsspec(uri: str, error: Exception) -> tuple[pafs.FileSystem, str]:
 
     try:
         import fsspec
-
+    except ModuleNotFoundError:
+        scheme = uri.partition("://")[0]
+        raise StoreError(
+            f"{_without_credentials(uri)}: {scheme}:// needs fsspec",
+            next_step="install it with `pip install 'perfkit[s3]'`, or use a local folder or s3://bucket/path",
+        ) from None
+    try:
         filesystem, path = fsspec.core.url_to_fs(uri)
         return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), str(path).rstrip("/")
     except (ImportError, ValueError) as unknown:
@@ -238,7 +244,7 @@ def explain(error: BaseException) -> tuple[str, str | None]:
     if known := _known(error):
         return known.reason, known.step
     code = getattr(error, "errno", None)
-    return (os.strerror(code) if code else (str(error).splitlines() or [type(error).__name__])[0]), None
+    return (os.strerror(code) if code else first_line(error)), None
 
 
 def is_transient(error: BaseException) -> bool:

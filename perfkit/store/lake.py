@@ -149,11 +149,6 @@ class Store:
         """All commits of one attempt, by rank and segment; none if the run or the store does not exist yet."""
         return self._catalog.commits(Which(cluster, run, attempt))
 
-    def find_commit(self, cluster: str, run: str, attempt: int, fingerprint: str) -> Commit | None:
-        """Return a commit of this content, if there is one: an interrupted ingest skips what it finds."""
-        commits = self.committed(cluster, run, attempt)
-        return next((commit for commit in commits if commit.fingerprint == fingerprint), None)
-
     def runs(
         self, *, cluster: str | None = None, run: str | None = None, attempt: int | None = None
     ) -> list[RunSummary]:

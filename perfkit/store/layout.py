@@ -9,6 +9,8 @@
     manifests/cluster=<c>/run=<id>/attempt=<k>/packs/<id>.<ranks>.<segments>.json   commits of a pack, together
     manifests/cluster=<c>/run=<id>/attempt=<k>/shards/<i>-of-<n>.json           one per shard that came to its end
     notes/<time>-<id>.json                                                      what people wrote down (notes.py)
+    traces/cluster=<c>/run=<id>/attempt=<k>/rank-<rank>.step-<step>.json.gz     traces that capture took
+    spool/                                                                      what capture has not committed yet
 
 Names come from users, so a path part is a slug: a name of harmless characters stays as it is, any other
 gets its harmless characters and a hash of the whole. Names that hive readers would turn into something
@@ -32,7 +34,7 @@ LAYOUT_VERSION = 2
 """2: with packs, which whoever knows only 1 would not see."""
 NOTES = "notes"
 TOP_LEVEL = frozenset((MARKER, SCRATCH, MANIFESTS, NOTES, *TABLES))
-"""Everything that lies at the top of a store."""
+"""What the store keeps at its top. Capture's `spool/` and `traces/` lie there too; those can be ingested."""
 
 _HARMLESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _READ_AS_SOMETHING_ELSE = re.compile(r"0\d+|null|none|nan|__hive_default_partition__", re.IGNORECASE)

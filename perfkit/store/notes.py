@@ -2,7 +2,7 @@
 
     write_note(files, Note(kind="annotation", cluster="a", run="b", time_ns=…, text="driver upgraded here", by="ada"))
     read_notes(files)                 -> notes, oldest first, and the paths of those that cannot be read
-    delete_note(files, note)
+    delete_note(files, id)
 
 One small JSON object per note, below `notes/`: it appears whole or not at all, two writers never touch the same one,
 and a note that is damaged costs the others nothing. This is all that the dashboard ever writes.

@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from perfkit.errors import CorruptInput, UnsafeInput
+from perfkit.errors import CorruptInput, UnsafeInput, first_line
 from perfkit.store.footer import Footer, read_footer
 
 ROW_GROUP_ROWS = 1 << 18
@@ -113,9 +113,7 @@ def iter_parquet(
                 _check_size(str(path), size, decoded, limits)
                 yield batch
         except (OSError, pa.ArrowException, ValueError) as error:
-            raise CorruptInput(
-                f"broken Parquet: {_first_line(error)}", path=str(path), next_step=_COPY_AGAIN
-            ) from error
+            raise CorruptInput(f"broken Parquet: {first_line(error)}", path=str(path), next_step=_COPY_AGAIN) from error
 
 
 def _open(path: str | Path, read_dictionary: list[str] | None = None) -> pq.ParquetFile:
@@ -132,7 +130,7 @@ def _open(path: str | Path, read_dictionary: list[str] | None = None) -> pq.Parq
 
 
 def _not_readable(path: str | Path, error: BaseException) -> CorruptInput:
-    reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else _first_line(error)
+    reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else first_line(error)
     return CorruptInput(f"not a readable Parquet file: {reason}", path=str(path), next_step=_COPY_AGAIN)
 
 
@@ -164,7 +162,3 @@ _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96
 
 def _leaves(metadata: pq.FileMetaData) -> list[tuple[str, str]]:
     return [(c.path, c.physical_type) for c in (metadata.schema.column(i) for i in range(metadata.num_columns))]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from perfkit.errors import StoreError, UsageError
+from perfkit.errors import StoreError, UsageError, first_line
 from perfkit.schema import SCHEMA_VERSION, VERSION_KEY, TableSchema
 from perfkit.store.files import Files
 from perfkit.store.migrations import check_version, migrate_table
@@ -182,8 +182,8 @@ class Selection:
         return _NamingTheDamage(self)
 
     def _damaged(self, piece: Piece, error: BaseException) -> StoreError:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        return StoreError(f"{self.files.path(piece.path)} is damaged: {reason}", next_step="ingest its source again")
+        what = f"{self.files.path(piece.path)} is damaged: {first_line(error)}"
+        return StoreError(what, next_step="ingest its source again")
 
     def find_damage(self) -> StoreError | None:
         """Read every piece alone and name the first that cannot be read."""

@@ -18,7 +18,7 @@ from perfkit.errors import UsageError
 from perfkit.store.commits import Commit
 from perfkit.store.layout import RunKey
 
-TRACE_TABLES = frozenset(("events", "kernels_meta", "ops", "collective_args", "syncs", "memory", "nvtx_gpu", "tracks"))
+EVENT_TABLES = frozenset(("events", "kernels_meta", "ops", "collective_args", "syncs", "memory", "nvtx_gpu", "tracks"))
 """Tables with a row per event of a trace."""
 REMOVED = "removed_tables"
 """In the `extra` of a commit: what retention took out of its segment."""
@@ -47,7 +47,7 @@ class Retention:
     @property
     def trace_bytes(self) -> int:
         """What the events of those segments take."""
-        return sum(file.bytes for c in self.segments for file in c.files if file.table in TRACE_TABLES)
+        return sum(file.bytes for c in self.segments for file in c.files if file.table in EVENT_TABLES)
 
 
 def plan_retention(
@@ -71,17 +71,17 @@ def plan_retention(
             continue
         for commit in own if keep_traces_ns is not None else ():
             written = commit.written_ns if commit.written_ns is not None else newest
-            if now_ns - written > (keep_traces_ns or 0) and TRACE_TABLES & {file.table for file in commit.files}:
+            if now_ns - written > (keep_traces_ns or 0) and EVENT_TABLES & {file.table for file in commit.files}:
                 plan.segments.append(commit)
     return plan
 
 
 def trimmed(commit: Commit) -> Commit:
     """Return the commit without its events; what remains is not rewritten."""
-    gone = sorted({file.table for file in commit.files} & TRACE_TABLES)
+    gone = sorted({file.table for file in commit.files} & EVENT_TABLES)
     return replace(
         commit,
-        files=tuple(file for file in commit.files if file.table not in TRACE_TABLES),
+        files=tuple(file for file in commit.files if file.table not in EVENT_TABLES),
         generation=commit.generation + 1,
         extra={**commit.extra, REMOVED: gone},
     )

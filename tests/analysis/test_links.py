@@ -10,7 +10,8 @@ import pytest
 from sim_tables import group_table
 
 from perfkit.analysis.calls import CALLS
-from perfkit.analysis.links import group_links, link_efficiency
+from perfkit.analysis.job import INSTANCES, _with_links
+from perfkit.analysis.links import group_links
 
 H100, A100_PCIE, MI300X = "NVIDIA H100 80GB HBM3", "NVIDIA A100 80GB PCIe", "AMD Instinct MI300X"
 
@@ -92,9 +93,11 @@ def test_a_group_of_one_and_one_without_ranks():
 
 def test_efficiency_is_against_the_peak_of_the_operation_and_is_not_clipped():
     links = group_links(view([range(16), range(8), [3]], TWO_HOSTS))
-    op = pa.chunked_array([["all_reduce", "all_to_all", "send", "all_reduce", "recv", "all_reduce", None]])
-    gid = [0, 0, 0, 1, 0, 2, -1]
-    busbw = np.array([200.0, 46.875, 25.0, 500.0, 225.0, 1.0, 1.0])
-    found = link_efficiency(links, gid, op, busbw, [False, False, False, True, True, False, False])
-    assert found[:5] == pytest.approx([0.5, 0.5, 0.5, 500 / 450, 0.5])
-    assert np.isnan(found[5:]).all()
+    op = ["all_reduce", "all_to_all", "send", "all_reduce", "recv", "all_reduce", None]
+    busbw = [200.0, 46.875, 25.0, 500.0, 225.0, 1.0, 1.0]
+    rows = [{"gid": g, "op": o, "busbw_gbps": b} for g, o, b in zip([0, 0, 0, 1, 0, 2, -1], op, busbw, strict=True)]
+    instances = pa.Table.from_pylist(rows, schema=INSTANCES)
+    found = _with_links(instances, links, np.array([False, False, False, True, True, False, False]))
+    assert found["peak_gbps"].to_pylist()[:5] == pytest.approx([400.0, 93.75, 50.0, 450.0, 450.0])
+    assert found["efficiency"].to_pylist()[:5] == pytest.approx([0.5, 0.5, 0.5, 500 / 450, 0.5])
+    assert found["efficiency"].to_pylist()[5:] == [None, None]

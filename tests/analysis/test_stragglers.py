@@ -14,7 +14,14 @@ from hypothesis.extra import numpy as hnp
 from pipeline_traces import read_pipeline
 from sim_tables import SimulatedView, simulated
 
-from perfkit.analysis.stragglers import FLAG_BELOW, median_of_others, own_work, stragglers
+from perfkit.analysis.stragglers import (
+    FLAG_BELOW,
+    compare_ranks,
+    median_of_others,
+    own_work,
+    own_work_ns,
+    stragglers,
+)
 from perfkit.analysis.timeline import ints
 from perfkit.analysis.waterfall import WINDOW_IDLE
 from perfkit.simulate import Mesh, parse_fault
@@ -126,6 +133,42 @@ def test_without_a_device_own_work_is_the_window_less_exposed_communication():
         }
     )  # fmt: skip
     assert {name: part.tolist() for name, part in own_work(steps, idle).items()} == {"compute": [80, 40]}
+
+
+def steps_of(*compute: list[int], device: int | None = 0) -> pa.Table:
+    """One row per rank and step: its compute in a window of 1,000."""
+    rows = [(rank, step, ns) for rank, work in enumerate(compute) for step, ns in enumerate(work)]
+    rank, step, ns = zip(*rows, strict=True)
+    return pa.table(
+        {
+            "rank": pa.array(rank, pa.int32()), "device": pa.array([device] * len(rows), pa.int32()),
+            "step": pa.array(step, pa.int64()), "window_ns": [1000] * len(rows), "compute_ns": list(ns),
+            "exposed_comm_ns": [0] * len(rows),
+        }
+    )  # fmt: skip
+
+
+def test_of_two_ranks_the_one_that_needs_a_fifth_more_is_flagged():
+    rows = compare_ranks(steps_of([100] * 4, [120] * 4), WINDOW_IDLE.empty_table(), {0: "all", 1: "all"}).to_pylist()
+    assert [(row["rank"], row["flagged"]) for row in rows] == [(1, True), (0, False)]
+    assert rows[0]["score"] == pytest.approx(100 / 120), "against the other, not against the middle of both"
+
+
+def test_some_steps_are_compared_by_themselves_and_load_keeps_its_name():
+    steps = steps_of([100, 100, 100], [100, 150, 150], [100, 100, 100])
+    late = steps.filter(pa.array(ints(steps["step"]) > 0))
+    roles = dict.fromkeys(range(3), "all")
+    found = compare_ranks(late, WINDOW_IDLE.empty_table(), roles, {1: (70, None)}, {1: "compute: tokens"}).to_pylist()
+    assert (found[0]["rank"], found[0]["steps"], found[0]["score"]) == (1, 2, pytest.approx(200 / 300))
+    assert (found[0]["cause"], found[0]["wait_caused_ns"]) == ("compute: tokens", 70)
+
+
+def test_own_work_is_the_sum_of_its_parts():
+    view = SimulatedView(simulated(Mesh(dp=2), faults=(parse_fault("data-stall:1:20ms"),), **LARGE))
+    steps, idle = view.detail("attribution"), view.detail("idle")
+    parts = own_work(steps, idle)
+    assert len(parts) > 1
+    assert own_work_ns(steps, idle).tolist() == np.sum(list(parts.values()), axis=0).tolist()
 
 
 def test_what_the_others_paid_stands_beside_the_score():

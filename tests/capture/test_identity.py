@@ -60,9 +60,7 @@ def test_an_initialised_process_group_wins_over_the_environment(monkeypatch):
 
 
 def test_ray_is_asked_before_slurm(monkeypatch):
-    context = types.SimpleNamespace(
-        get_world_rank=lambda: 6, get_world_size=lambda: 8, get_local_rank=lambda: 2, get_local_world_size=lambda: 4
-    )
+    context = types.SimpleNamespace(get_world_rank=lambda: 6, get_world_size=lambda: 8, get_local_rank=lambda: 2)
     monkeypatch.setitem(sys.modules, "ray.train", types.SimpleNamespace(get_context=lambda: context))
     found = find_identity(SLURM)
     assert (found.rank, found.world_size, found.source) == (6, 8, "ray")

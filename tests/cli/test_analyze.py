@@ -11,7 +11,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+import perfkit
 from perfkit.cli import analyze as command
+from perfkit.cli.main import main
 from perfkit.errors import GateTripped, PerfkitError, UsageError
 
 US = 1000
@@ -46,6 +48,15 @@ def trace_file(path: Path, rank: int = 0, name: str = "gemm") -> Path:
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     return trace_file(tmp_path / "trace.json")
+
+
+def test_the_help_names_the_tables_that_there_are(tmp_path: Path) -> None:
+    job = ["--ranks", "4", "--steps", "2", "--layers", "2", "--parallel", "pp=2,dp=2"]
+    assert main(["simulate", "trace", *job, "-o", str(tmp_path / "traces")]) == 0
+    words = (command.__doc__ or "").partition("Tables: ")[2].partition(". Those")[0]
+    named = set(re.findall(r"[a-z_]+(?=[,;]|$)", words))
+    without_allocations = {"memory"}  # the simulator makes none
+    assert named - without_allocations == set(perfkit.analyze(tmp_path / "traces").tables)
 
 
 def test_json_is_one_document_with_the_promised_keys(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

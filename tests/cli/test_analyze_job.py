@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_analyze import run, trace_file
 
-from perfkit.cli.analyze import parse_count
+from perfkit.cli.arguments import add_job_arguments, parse_question
 from perfkit.errors import PerfkitError, UsageError
 
 SPEC = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 1000, "n_params": 1_000_000}
@@ -43,10 +45,33 @@ def test_the_world_size_can_be_given(tmp_path: Path, spec: Path, capsys: pytest.
     assert values[0] == pytest.approx(2 * values[1], rel=1e-3)
 
 
-def test_counts_have_suffixes() -> None:
-    assert [parse_count(text) for text in ("4194304", "4M", "0.5k", "2e6", "1_000")] == [4194304, 4e6, 500, 2e6, 1000]
-    with pytest.raises(UsageError, match="write 4194304 or 4M"):
-        parse_count("many")
+def question(*argv: str) -> dict[str, Any]:
+    parser = ArgumentParser()
+    add_job_arguments(parser)
+    return parse_question(parser.parse_args(argv))
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("4194304", 4194304), ("4M", 4e6), ("4Mi", 4194304), ("0.5k", 500), ("2e6", 2e6), ("1_000", 1000), ("2B", 2e9)],
+)
+def test_tokens_have_suffixes(text: str, tokens: float) -> None:
+    assert question("--tokens-per-step", text)["tokens_per_step"] == tokens
+
+
+@pytest.mark.parametrize("text", ["many", "nan", "inf", "4X"])
+def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"tokens_per_step = .* is not a number; "):
+        question("--tokens-per-step", text)
+
+
+def test_what_is_not_said_about_the_job_stays_unknown() -> None:
+    assert set(question().values()) == {None}
+
+
+def test_an_unknown_model_is_answered_with_a_flag_that_the_command_has() -> None:
+    with pytest.raises(UsageError, match=r"or use --model FILE\.json$"):
+        question("--model", "no-such-model")
 
 
 @pytest.mark.parametrize("argv", [["--model", "no-such-model"], ["--model", "no-such-file.json"], ["--dtype", "fp7"],

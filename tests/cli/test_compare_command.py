@@ -66,3 +66,19 @@ def test_what_is_assumed_of_one_run_a_side_is_in_every_format(store, capsys):
     assert RUN_SPREAD < told["run_spread"]["holds_to"] < told["quantities"][0]["change"]
     told = json.loads(asked(capsys, "a", "slow", "--store", store, "--run-spread", "0.02", "--format", "json")[1])
     assert told["run_spread"]["assumed"] == 0.02
+
+
+def test_a_model_may_be_a_file_as_in_an_analysis(store, tmp_path, capsys):
+    model = tmp_path / "job.json"
+    model.write_text('{"layers": 2, "hidden": 64, "heads": 4, "vocab": 1000, "n_params": 1000000, "seq_len": 128}')
+    job = ["--model", str(model), "--tokens-per-step", "4k", "--peak-flops", "989T"]
+    code, out = asked(capsys, "a", "slow", "--store", store, *job, "--format", "json")
+    mfu = {one["name"]: one for one in json.loads(out)["quantities"]}["mfu"]
+    assert code == 0
+    assert 0 < mfu["new"] < mfu["base"]
+
+
+def test_a_comparison_is_written_to_a_file(store, tmp_path, capsys):
+    code, out = asked(capsys, "a", "slow", "--store", store, "-o", str(tmp_path / "said.txt"))
+    assert (code, out) == (0, "")
+    assert (tmp_path / "said.txt").read_text().startswith("slower: step time +")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import fsspec
 import pytest
 
 from perfkit.cli.main import main
@@ -75,6 +76,18 @@ def test_a_store_as_text_and_json(store, capsys):
     document = json.loads(capsys.readouterr().out)
     assert document["totals"]["goodput"] == 0.75
     assert document["groups"][0]["key"] == "prod"
+
+
+def test_a_store_may_be_behind_a_uri(store, capsys):
+    assert main(["goodput", f"file://{store}"]) == 0
+    assert "goodput 75.0 % of 8.0 GPU-hours" in capsys.readouterr().out
+
+
+def test_a_dump_behind_a_uri_is_not_taken_for_a_store(capsys):
+    fsspec.filesystem("memory").pipe("/slurm/sacct.txt", SACCT.encode())
+    assert main(["goodput", "memory://slurm/sacct.txt"]) == 2
+    said = "no store at memory://slurm/sacct.txt; check the URI; a dump is read from a local file, so copy it here"
+    assert said in capsys.readouterr().err
 
 
 def test_dumps_can_be_imported_into_a_store(dump, tmp_path, capsys):

@@ -63,6 +63,11 @@ MISTAKES = {
     "compare traces traces --fail-on step_time>3": "write it like 'step_time>+3%'",
     # models and hardware
     "analyze traces --model lama3-8b": "near it: llama-33b, llama3-8b; list all with `perfkit mfu --list`",
+    "analyze traces --model zzz": "list all with `perfkit mfu --list`, or use --model FILE.json",
+    "whatif traces --model zzz": "or use --model FILE.json",
+    "compare traces traces --model zzz": "or use --model FILE.json",
+    "mfu --model zzz": "or use --spec FILE.json or --hf-config config.json",
+    "mfu --model llama3-8b --seq-len 8k": "may mean powers of 1000 or of 1024; write the number out, or 8Ki",
     "mfu --model llama3-8b": "no speed is given; give one of --tokens-per-second-per-device",
     "hardware H100": "give the name that the driver reports, one of 'NVIDIA H100 80GB HBM3'",
     "hardware H1000": "--peak-flops",
@@ -70,14 +75,27 @@ MISTAKES = {
     "analyze traces --steps 100:200": "none of the steps that were asked for; the traces hold steps",
     "analyze traces --steps 9-12": "write it like 10:20, 10: or :20",
     "analyze traces --ranks 7": "no trace of ranks 7; there are 0-1",
+    "analyze traces --ranks 7-4": "--ranks '7-4': 7-4 runs backwards; write it like 4-7",
+    "analyze traces --ranks ,": "--ranks ',' is no list of ranks; write it like 0,4-7",
+    "export traces --format csv -o t --ranks 1-": "--ranks '1-' is no list of ranks; write it like 0,4-7",
+    "whatif traces --healthy 3-1": "--healthy '3-1': 3-1 runs backwards; write it like 1-3",
+    "whatif traces --healthy fast": "--healthy 'fast' is no list of ranks; write it like 5, 0,4-7 or all",
     "whatif traces --healthy 9": "no trace of rank 9; name a rank that was traced",
     "whatif traces --family gemm": "--family 'gemm' names no factor; write gemm=1.2x",
     "whatif cpu": "`perfkit analyze` reads CPU traces",
     "simulate trace --fault slow-rank:99:2x -o t": "the job has only 8 of these; name one from 0 to 7",
+    "simulate trace --ranks 4 --parallel dp=4,tp=2 -o t": "a mesh of 8 ranks, not 4; use --ranks 8, or degrees whose",
     "simulate trace -o traces": "traces is not an empty folder; name another with -o, or empty it",
     "export traces --format csv --table kernel -o k.csv": "has no table 'kernel'; did you mean kernels",
     "goodput empty": "name a store, or a dump of a scheduler",
-    "goodput --plan": "needs --save-seconds and --restart-seconds",
+    "export empty --format csv -o t": "name trace files or their folder, or a run with --store DIR",
+    "goodput memory://nowhere/sacct.txt": "no store at memory://nowhere/sacct.txt; check the URI; a dump",
+    "goodput --plan": "needs --save-seconds and --restart-seconds; add them, for example `--save-seconds 30",
+    "goodput --plan --save-seconds 30 --restart-seconds 600": "add one, for example `--mttf-hours 3.09` or `--gpus",
+    "goodput --plan --save-seconds 30 --restart-seconds 600 --mttf-hours 0": "`perfkit goodput STORE` shows the MTTF",
+    "dashboard --workers 0": "--workers 0 serves nobody; use 1 or more",
+    "dashboard --port 70000": "--port 70000 is no port; use 1 to 65535, or 0 for any that is free",
+    "dashboard --heavy-per-minute 0": "use more than 0, such as 240",
     "hang nowhere": "name the folder of TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
     "hang empty": "point at the folder of TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
     # a place that cannot be written
@@ -86,6 +104,7 @@ MISTAKES = {
     "analyze traces --format html -o notes.txt/r.html": "Not a directory; choose another place",
     "analyze traces --table idle -o notes.txt/idle.csv": "Not a directory; choose another place",
     "analyze traces --table idle -o idle.xls": "add `-o FILE.csv` or `-o FILE.parquet`",
+    "compare traces traces -o nowhere/x": "cannot write nowhere/x: No such file or directory; make its folder with",
     "export traces --format perfetto -o notes.txt/j.json.gz": "Not a directory; choose another place",
     "export traces --format csv -o notes.txt/tables": "Not a directory; choose another place",
     "export traces --format perfetto": "add `-o F.json.gz`",
@@ -216,11 +235,22 @@ def test_a_missing_extra_is_named_with_its_command(perfkit, package, argv, extra
     assert not any(perfkit.folder.iterdir()), "a mistake leaves nothing behind"
 
 
+def _open_when_read(fifo: Path) -> int:
+    """Open a pipe for writing as soon as somebody reads it."""
+    for _ in range(1200):
+        try:
+            return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # no reader yet
+            time.sleep(0.05)
+    return pytest.fail("nobody reads")
+
+
 def test_ctrl_c_in_an_analysis_is_one_line(perfkit, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "rank0.json")  # opening it waits for a writer, as a slow disk would
+    os.mkfifo(tmp_path / "rank0.json")  # reading it waits for a writer, as a slow disk would
     process = perfkit("hang", tmp_path / "rank0.json")
-    time.sleep(3)
+    writer = _open_when_read(tmp_path / "rank0.json")
     os.killpg(process.pid, signal.SIGINT)
     out, said = process.communicate(timeout=60)
+    os.close(writer)
     assert (process.returncode, out) == (130, "")
     assert said == "perfkit: interrupted; run the same command again to go on\n"

@@ -264,7 +264,17 @@ def write_analysis(store: Store, cluster: str, run: str, *, ranks: int, steps: i
         {"position": 1, "id": "data_wait", "title": f"Waiting for data in {kernel}", "points": 3.0,
          "evidence": json.dumps([{"where": "train.py:10", "ns": 8 * ms * steps}]), "next": "more loader workers"},
     ]  # fmt: skip
+    compared = [{"rank": rank, "role": "all", "peers": ranks - 1, "steps": steps, "own_ns": own * steps,
+                 "peers_ns": 72 * ms * steps, "score": 72 * ms / own, "persistence": float(rank == slow),
+                 "flagged": rank == slow, "cause": "compute" if rank == slow else None,
+                 "excess_ns": (own - 72 * ms) * steps,
+                 "wait_caused_ns": 12 * ms * steps * (ranks - 1) if rank == slow else 0}
+                for rank in sorted(range(ranks), key=lambda rank: rank != slow)
+                for own in [84 * ms if rank == slow else 72 * ms]]  # fmt: skip
+    blame = [{"rank": rank, "step": step, "wait_caused_ns": 12 * ms * (ranks - 1) if rank == slow else 0,
+              "exposed_wait_ns": 0 if rank == slow else 12 * ms}
+             for rank in range(ranks) for step in range(steps)]  # fmt: skip
     for name, rows in (("attribution", attribution), ("collectives", collectives), ("kernels", kernels),
                        ("idle", idle), ("gaps", gaps), ("alignment", alignment), ("waterfall", waterfall),
-                       ("findings", findings)):  # fmt: skip
+                       ("stragglers", compared), ("blame_steps", blame), ("findings", findings)):  # fmt: skip
         store.write_derived(name, table_from_rows(TABLES[name], rows), cluster, run, 0, analysis_id="default")

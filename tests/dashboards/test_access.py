@@ -6,6 +6,7 @@ import base64
 import json
 import multiprocessing
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +367,27 @@ def test_a_file_that_makes_no_sense_is_one_line(tmp_path, text: str, capsys) -> 
         read_users(path)
     assert main(["dashboard", "--store", "nowhere", "--port", "0", "--auth-file", str(path)]) == 2
     assert str(path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"password": "secret", "see": ["*"]}, "not a hash; put there what `perfkit dashboard --hash-password` prints"),
+        ({"see": "*"}, """has no list "see" of what may be seen; add "see": ["*"]"""),
+    ],
+)
+def test_an_entry_that_cannot_be_used_says_what_to_write(tmp_path, entry: dict[str, Any], said: str) -> None:
+    path = tmp_path / "users.json"
+    path.write_text(json.dumps({"users": {"ada": entry}}))
+    with pytest.raises(UsageError, match=re.escape(said)):
+        read_users(path)
+
+
+def test_half_of_the_trust_in_a_proxy_asks_for_the_other(users: Path) -> None:
+    with pytest.raises(UsageError, match="add `--trust-proxy ADDRESS`"):
+        Access(users, header="X-User")
+    with pytest.raises(UsageError, match="add `--trust-header NAME`"):
+        Access(users, proxies=["10.0.0.1"])
 
 
 def test_options_of_access_go_together(tmp_path, users, capsys) -> None:

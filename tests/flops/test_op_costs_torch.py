@@ -24,8 +24,6 @@ def test_positions_of_attention_arguments_are_those_of_the_schema(name):
     assert arguments[signature.causal] == ("custom_mask_type" if signature.mask_type else "is_causal")
     if signature.packed is not None:
         assert arguments[signature.packed] in ("cum_seq_q", "cu_seqlens_q", "cum_seq_k")
-    if signature.bias is not None:
-        assert arguments[signature.bias] in ("attn_bias", "attn_mask", "bias")
 
 
 @pytest.mark.parametrize(

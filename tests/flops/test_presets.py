@@ -130,6 +130,13 @@ def test_an_unknown_preset_is_not_matched_by_a_part_of_its_name():
         preset("llama3-8")
 
 
+def test_an_unknown_preset_is_answered_with_what_the_caller_takes_instead():
+    with pytest.raises(UsageError, match=r"or use --spec FILE\.json or --hf-config config\.json$"):
+        preset("no-such-model")
+    with pytest.raises(UsageError, match=r"or use a drawing$"):
+        preset("no-such-model", instead="a drawing")
+
+
 def test_the_families_that_people_train_are_there():
     wanted = "gpt2 gpt3-175b llama2-70b llama3-8b llama3.1-405b llama4-scout mixtral-8x7b qwen3-30b-a3b gpt-oss-120b"
     wanted += " deepseek-v3 mpt-7b nemotron4-340b grok-1"

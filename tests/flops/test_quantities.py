@@ -36,14 +36,16 @@ def test_counts_are_read_from_many_spellings(text, value):
     assert read_count("seq_len", text) == value
 
 
-def test_rates_and_parameters_take_decimal_prefixes():
+def test_rates_parameters_and_tokens_per_step_take_decimal_prefixes():
     assert read_number("tokens_per_second", "1.5k") == 1500
     assert read_number("tokens_per_second", "1,984,000") == 1_984_000
     assert read_count("n_params", "8.03B") == 8_030_000_000
     assert read_number("tokens_per_step", "524288 tokens") == 524_288
+    assert read_number("tokens_per_step", "4M") == 4_000_000
+    assert read_number("tokens_per_step", "4Mi") == 4_194_304
 
 
-@pytest.mark.parametrize("key", ["seq_len", "tokens_per_step", "window"])
+@pytest.mark.parametrize("key", ["seq_len", "global_batch", "window"])
 def test_sizes_in_thousands_are_refused_because_1024_may_be_meant(key):
     with pytest.raises(UsageError, match="1000 or of 1024"):
         read_number(key, "8k")

@@ -3,6 +3,7 @@
 import datetime
 import gc
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from perfkit.errors import StoreError
 from perfkit.store import Store
+from perfkit.store.filesystems import open_filesystem
 
 
 class NoRename(pafs.FileSystemHandler):
@@ -202,3 +204,11 @@ def test_the_home_folder_is_expanded(monkeypatch, tmp_path, write):
     monkeypatch.setenv("HOME", str(tmp_path))
     write(Store("~/lake"))
     assert Path(tmp_path, "lake", "perfkit-store.json").exists()
+
+
+def test_a_scheme_that_needs_fsspec_names_the_extra_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(
+        StoreError, match=r"memory://x: memory:// needs fsspec; install it with `pip install 'perfkit\[s3\]'`"
+    ):
+        open_filesystem("memory://x")

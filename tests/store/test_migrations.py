@@ -82,7 +82,7 @@ def test_migrating_rewrites_what_is_old_and_keeps_what_the_commits_said(old_stor
     check(old_store)
     assert old_store.dataset("events").count_rows() == 9
     assert Path(untouched).stat().st_mtime_ns == before.st_mtime_ns
-    commit = old_store.find_commit("c", "r", 0, "old1")
+    commit = next(one for one in old_store.committed("c", "r") if one.fingerprint == "old1")
     assert (commit.schema_version, commit.source_path, commit.host, commit.synthetic) == (
         SCHEMA_VERSION, "t1.json", "n0", True,
     )  # fmt: skip

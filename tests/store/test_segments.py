@@ -121,14 +121,14 @@ def test_the_commit_says_everything_about_its_source(store, make_events):
     with store.writer("prod a", "x/y", 3, rank=2, segment=0, fingerprint="abc") as writer:
         writer.write("events", make_events(3))
         written = writer.commit(info, source_path="/data/t.json", extra={"parts": 4})
-    read = store.find_commit("prod a", "x/y", 3, "abc")
+    (read,) = store.committed("prod a", "x/y", 3)
     assert read == written
+    assert read.fingerprint == "abc"
     assert (read.cluster, read.run, read.attempt) == ("prod a", "x/y", 3)
     assert read.oddities == ({"kind": "missing_ts", "count": 2, "detail": "event 7 \udc80"},)
     assert read.start_ns == 2**62
     assert read.schema_version == SCHEMA_VERSION
     assert read.extra == {"parts": 4}
-    assert store.find_commit("prod a", "x/y", 3, "abd") is None
     assert store.committed("prod a", "z") == []
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from perfkit.analysis.classify import FAMILIES
 from perfkit.analysis.intervals import Ints
+from perfkit.analysis.rank_lists import rank_ranges
 from perfkit.analysis.replay.graph import NEVER
 from perfkit.analysis.replay.healthy import like_peers
 from perfkit.analysis.replay.host import RETURNS_NS
@@ -173,13 +174,8 @@ def parse_change(kind: str, text: str = "") -> Change:
 def _ranks(text: str) -> tuple[int, ...] | None:
     if text == "all":
         return None
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
-        if not match:
-            raise UsageError(f"--healthy {text!r} names no ranks", next_step="write 5, 0,4-7 or all")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return tuple(sorted(set(found)))
+    ranges = rank_ranges(text, option="--healthy", form="5, 0,4-7 or all")
+    return tuple(sorted({rank for some in ranges for rank in some}))
 
 
 def _factor(text: str, option: str) -> float:

@@ -1,6 +1,6 @@
 """Who waits for whom in an exchange between ranks, in terms of tasks.
 
-    find_exchanges(tasks, view) -> Exchanges
+    find_exchanges(tasks, calls, members, instances) -> Exchanges
 
 Taken from the job's matched calls (perfkit.analysis.job). An exchange of which fewer than two members are traced, or
 whose members' clocks could not be aligned, is not shared: its duration stays as measured.

@@ -1,7 +1,7 @@
 """Points and edges of a recorded job, and their lags for any set of durations.
 
-    model = Model.build(tasks, calls, members)
-    model.play([model.measured(), changed, …])  -> Played        when every run began and ended, by question
+    model = Model.build(tasks, exchanges)
+    model.play(questions)       -> Played        when every run began and ended, by question (a set of lags)
 
 A run is a stretch of one stream that nothing else touches: only its first task waits for another stream, only its
 last is waited for, and one segment of the host launched all of it. Its end is the later of two sums, from the start of

@@ -1,6 +1,6 @@
 """A pipeline job from its per-op trace, as a graph: passes, messages, reductions of every worker in every step.
 
-    pipeline = Pipeline.build(ops)                       (perfkit.sources.bytedance.OPS)
+    pipeline = Pipeline.build(table)                     (perfkit.sources.bytedance.OPS)
     pipeline.step_times([pipeline.measured, …])          mean step time for each set of durations
 
 What waits for what follows the published description of these traces: passes of a worker run one after the other;

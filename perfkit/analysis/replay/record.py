@@ -58,7 +58,6 @@ class Record:
     call_start: Ints
     call_end: Ints
     call_kind: Ints
-    call_name: Ints
     chain: Ints
     hop: Ints
     """int64[calls, 3]: host time from the end of the call before to the start of this one, by HOPS."""
@@ -118,13 +117,11 @@ def _record(timeline: Timeline, streams: tuple[Ints, Ints], tables: Mapping[str,
     entry[rows] = np.arange(len(rows))
     call = np.where(work.launch >= 0, entry[work.launch], -1) if len(entry) else work.launch
     hops = _hops(timeline, kinds, rows, start, end, chain)
-    named = np.append(host.name, np.full(len(marks), len(timeline.names) - 1))[rows]
     window_task, end_tasks = _window_tasks(work, stream, device, windows, step)
     return Record(
         timeline.rank, timeline.segment, timeline.names, work.start, work.end, work.kind.astype(np.int64), work.name,
         _families(timeline, work), stream, stream_id, call, step, work.event_id, start, end, kind,
-        named, chain, hops,
-        windows.step, window_task, end_tasks, at_mark, windows.edges, windows.source,
+        chain, hops, windows.step, window_task, end_tasks, at_mark, windows.edges, windows.source,
     )  # fmt: skip
 
 

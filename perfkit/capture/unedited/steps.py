@@ -42,7 +42,6 @@ class Unedited:
         self._torch, self._options = torch, options
         self.loop = Loop(options.run, dict(options.settings))
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._cycle: list[int] = []
         self._last_of_cycle: int | None = None
         self._stepped: list[int] = []
         self._root: Any = None

@@ -22,7 +22,7 @@ from perfkit.errors import InputError, UnsafeInput, UnsupportedInput
 from perfkit.goodput.importers.base import Assume, Imported
 
 __all__ = [
-    "SUPPORTED", "Assume", "Dumps", "Imported", "import_dumps", "is_dump", "looks_importable", "read_dump",
+    "SUPPORTED", "Assume", "Dumps", "Imported", "import_dumps", "is_dump", "read_dump",
     "without_supported",
 ]  # fmt: skip
 
@@ -125,12 +125,6 @@ def _reader_of(head: bytes) -> Callable[[bytes, str, Assume], Imported] | None:
     if scontrol.looks_like_sinfo(head):
         return scontrol.read_sinfo
     return None
-
-
-def looks_importable(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a file or folder of dumps, and not a store."""
-    path = Path(path)
-    return path.is_file() or (path.is_dir() and not (path / "perfkit-store.json").exists())
 
 
 def _headless(head: bytes) -> bool:

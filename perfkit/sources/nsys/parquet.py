@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from perfkit.errors import CorruptInput, UnsafeInput
+from perfkit.errors import CorruptInput, UnsafeInput, first_line
 from perfkit.sources.nsys.tables import EXPORT_AGAIN, Batch, Ints, Oddities, all_strings, pick, to_utf8
+from perfkit.store.footer import read_footer
 
 MAX_EXPANSION = 500
 ALWAYS_ALLOWED_BYTES = 1 << 30
@@ -26,10 +27,6 @@ ALWAYS_ALLOWED_BYTES = 1 << 30
 
 _PARQUET_ERRORS = (pa.ArrowException, OSError, ValueError, MemoryError)
 """What damage looks like; a broken column name fails to decode."""
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 class ParquetTables:
@@ -51,11 +48,12 @@ class ParquetTables:
         self._broken: dict[str, str] = {}
         for table, files in self._files.items():
             try:
+                self._rows[table] = sum(read_footer(file).num_rows for file in files)  # Arrow may not survive damage
                 schema = pq.read_schema(files[0])
                 self._refuse_bombs(table, files, len(schema))
                 self._schemas[table] = schema
             except _PARQUET_ERRORS as error:
-                self._broken[table] = _first_line(error)
+                self._broken[table] = first_line(error)
                 self.problems.append(("truncated", 1, f"{table} cannot be read: {self._broken[table]}"))
         self._all_strings: tuple[Ints, pa.Array] | None = None
         if not self._schemas:
@@ -63,8 +61,7 @@ class ParquetTables:
             raise CorruptInput(f"no readable table ({detail})", path=path, next_step=EXPORT_AGAIN)
 
     def _refuse_bombs(self, table: str, files: list[Path], num_columns: int) -> None:
-        rows = self._rows[table] = sum(pq.read_metadata(file).num_rows for file in files)
-        unfolded = rows * 8 * num_columns
+        unfolded = self._rows[table] * 8 * num_columns
         stored = sum(file.stat().st_size for file in files)
         if unfolded > max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * stored):
             message = f"{table} unfolds {stored:,} bytes to about {unfolded:,}"
@@ -132,7 +129,7 @@ class ParquetTables:
                         batch.columns[name] = convert[name](part.column(name), f"{table}.{name}", batch.oddities)
                     yield batch
         except _PARQUET_ERRORS as error:
-            yield Batch(0, {}, [("truncated", 1, f"{table} breaks off: {_first_line(error)}")])
+            yield Batch(0, {}, [("truncated", 1, f"{table} breaks off: {first_line(error)}")])
 
     def strings(self, ids: Ints) -> pa.Array:
         """Return the text of each id (unique, sorted); null where StringIds has none."""

@@ -1,7 +1,8 @@
 """Turn rows of nsys tables into rows of perfkit's tables: names, categories, times, launch configuration.
 
     interval(batch, part, base_ns)   -> start_ns, dur_ns, and what the projection needs
-    kernel_columns(batch, names) …   -> columns for `events`, and for `kernels_meta`
+    copy_names(batch) …              -> columns for `events`
+    meta_columns(batch)              -> columns for `kernels_meta`
 
 Categories and names follow Kineto, so that the analysis sees one vocabulary: `Memcpy HtoD (Pinned ->
 Device)`, `cuda_runtime`, `cuda_sync`, `user_annotation`. The version that nsys appends to a runtime

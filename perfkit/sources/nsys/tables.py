@@ -1,7 +1,7 @@
 """The tables of an Nsight Systems export, whatever they are stored in.
 
     open_tables(path, file) -> Tables    SQLite file, or folder with one parquet file per table
-    tables.scan(name, ...)               -> Batches of typed columns, in stored order, bounded in size
+    tables.scan(table, ...)              -> Batches of typed columns, in stored order, bounded in size
     tables.strings(ids)                  -> the texts of StringIds
 
 nsys creates tables lazily and renames columns between versions, so a column that is absent reads as
