@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from perfkit.analysis.axes import ALL_AXES, AXES, BATCH_AXES, mesh_coordinates
-from perfkit.analysis.stragglers import own_work_ns
+from perfkit.analysis.stragglers import own_compute, own_idle
 from perfkit.store.layout import RunKey
 
 from .data import Source, remembered
@@ -180,10 +180,17 @@ def own_work(source: Source, key: RunKey, view: View) -> Cube | None:
     if rows is None:
         return None
     rows = rows.filter(pc.and_(pc.is_valid(rows["step"]), pc.invert(pc.fill_null(rows["carry_in"], False))))
-    if not len(rows):
-        return None
+    rows = rows.append_column("own_ns", pa.array(own_compute(rows)))
+    own = _spread(rows, "own_ns", view, "analysis") if len(rows) else None
     idle, _ = source.engine.run_table("idle", key, filter=pc.field("cause") == "host_late")
-    return _spread(rows.append_column("own_ns", pa.array(own_work_ns(rows, idle))), "own_ns", view, "analysis")
+    idle = own_idle(idle.filter(pc.is_valid(idle["step"])))
+    late = _spread(idle, "idle_ns", view, "analysis") if len(idle) else None
+    if own is None or late is None:
+        return own
+    _, rank, late_rank = np.intersect1d(own.ranks, late.ranks, return_indices=True)
+    _, step, late_step = np.intersect1d(own.steps, late.steps, return_indices=True)
+    own.values[np.ix_(rank, step)] += np.nan_to_num(late.values[np.ix_(late_rank, late_step)])
+    return own
 
 
 @remembered

@@ -958,11 +958,11 @@ JOB_NODES = TableSchema(
         Column("ranks", pa.int32(), "Ranks on the node."),
         Column("gpus", pa.int32(), "GPUs on the node."),
         Column("steps", pa.int64(), "Steps behind the values below."),
-        Column("own_ns", pa.int64(), "Median own work per step of the node's slowest rank; null if not measured."),
-        Column("slowdown", pa.float64(), "own_ns over the median of the other nodes': 1 is normal, 1.2 is slow."),
+        Column("own_ns", pa.int64(), "Mean own work per step of the node's slowest rank; null if not measured."),
         Column(
-            "slowdown_basis", TEXT, "What own work is: own_work (as for stragglers), step_time; null if not measured."
+            "slowdown", pa.float64(), "Own work of that rank over its peers' (1 / score): 1 is normal, 1.2 is slow."
         ),
+        Column("slowdown_basis", TEXT, "What own work is: own_work (as for stragglers); null if not measured."),
         Column("wait_caused_ns", pa.int64(), "GPU-ns that other ranks waited for this node; null if not measured."),
         Column("interrupted", pa.bool_(), "The attempt was interrupted and this node is blamed."),
         _SYNTHETIC,

@@ -16,7 +16,6 @@ ELSEWHERE = {
     "perfkit/capture/integrations/huggingface.py": {"Trainer"},  # of the framework
     "perfkit/capture/integrations/lightning.py": {"Trainer"},
     "perfkit/cli/main.py": {"add_arguments", "run"},  # what every command has
-    "perfkit/goodput/capture_rollup.py": {"run_tables"},  # takes attempts
     "perfkit/sources/base.py": {"peek", "read"},  # what every source has
 }
 

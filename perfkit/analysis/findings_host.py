@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -12,6 +13,7 @@ from perfkit.analysis.facts import Facts
 from perfkit.analysis.findings_device import issuing, share_of_small, small_messages
 from perfkit.analysis.findings_types import MAX_EVIDENCE, Finding, ms
 from perfkit.analysis.throughput import slow_steps_of_job
+from perfkit.analysis.timeline import ints
 
 DATA_POINTS = SYNC_POINTS = ALLOCATOR_POINTS = CHECKPOINT_POINTS = COPY_POINTS = SLOW_POINTS = 2.0
 """Below this a finding is not worth a reader's time."""
@@ -20,6 +22,9 @@ HOST_POINTS = EXPOSED_COPY_POINTS = 5.0
 OVERHEAD_SHARE, SEVERE_SHARE, LOST_SHARE, MIN_LAUNCHES = 0.02, 0.2, 0.01, 3
 FRAMES_PER_LAUNCH = 20
 """Recorded Python frames per launch above which recording them slows a host-bound step down."""
+ONE_STEP_SHARE = 0.8
+MIN_STEPS_TO_TELL = 3
+"""What is lost nearly always in one step of several is that step's affair, a first one's for example."""
 _KINDS = {"gc": "garbage collection (gc)", "compile": "compilation"}
 """What a reader calls a culprit, if not by its name."""
 _SPECIAL = ("data_loader", "sync", "allocator", "checkpoint")
@@ -248,7 +253,24 @@ def _culprit(facts: Facts, id: str, culprit: str, limit: float, title: str, next
     points = facts.points(sum(row["gpu_ns"] for row in rows))
     if points < limit:
         return None
-    return Finding(id, title, points, next, {"places": [_place(row) for row in rows[:MAX_EVIDENCE]]})
+    evidence: dict[str, object] = {"places": [_place(row) for row in rows[:MAX_EVIDENCE]]}
+    if (one := _one_step(facts, culprit)) is not None:
+        title, evidence["step"] = f"{title}, {100 * one[1]:.0f} % of it in step {one[0]}", one[0]
+    return Finding(id, title, points, next, evidence)
+
+
+def _one_step(facts: Facts, culprit: str) -> tuple[int, float] | None:
+    """Return the step in which nearly all of a culprit's time was lost, and its share, if others lost next to none."""
+    late = facts.idle_of("host_late")
+    late = late.filter(pc.equal(late["culprit"].cast(pa.utf8()), culprit))
+    lost, step = facts.paced(late, "idle_ns"), ints(late["step"])
+    known, index = np.unique(step[lost > 0], return_inverse=True)
+    total = np.bincount(index, lost[lost > 0])
+    if facts.num_steps < MIN_STEPS_TO_TELL or not len(known) or known[0] < 0:
+        return None
+    worst = int(np.argmax(total))
+    share = float(total[worst] / total.sum())
+    return (int(known[worst]), share) if share >= ONE_STEP_SHARE else None
 
 
 def _place(row: dict[str, object]) -> dict[str, object]:

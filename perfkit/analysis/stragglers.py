@@ -83,13 +83,8 @@ def compare_ranks(
 
 def own_work(steps: pa.Table, idle: pa.Table) -> dict[str, Ints]:
     """Return the own work of each row of `steps` by what it was: `compute`, and `host` by culprit."""
-    on_host = ~np.asarray(pc.is_valid(steps["device"]))
-    parts = {
-        "compute": np.where(
-            on_host, ints(steps["window_ns"]) - ints(steps["exposed_comm_ns"]), ints(steps["compute_ns"])
-        )
-    }
-    idle = _own_idle(idle)
+    parts = {"compute": own_compute(steps)}
+    idle = own_idle(idle)
     codes, culprits = encode_text(idle["culprit"])
     for code in np.unique(codes).tolist():
         chosen = idle.filter(pa.array(codes == code))
@@ -99,14 +94,16 @@ def own_work(steps: pa.Table, idle: pa.Table) -> dict[str, Ints]:
     return parts
 
 
-def own_work_ns(steps: pa.Table, idle: pa.Table) -> Ints:
-    """Return the own work of each row of `steps`: the sum of the parts of `own_work`, sooner."""
-    idle = _own_idle(idle)
-    total: Ints = own_work(steps, idle.slice(0, 0))["compute"] + add_up(steps, idle, ints(idle["idle_ns"], 0))
-    return total
+def own_compute(steps: pa.Table) -> Ints:
+    """Return the compute of each row of `steps`; without a device, all but exposed communication."""
+    on_host = ~np.asarray(pc.is_valid(steps["device"]))
+    found: Ints = np.where(
+        on_host, ints(steps["window_ns"]) - ints(steps["exposed_comm_ns"]), ints(steps["compute_ns"])
+    )
+    return found
 
 
-def _own_idle(idle: pa.Table) -> pa.Table:
+def own_idle(idle: pa.Table) -> pa.Table:
     """Return the rows in which a device waited for its own host, and the host for nobody."""
     idle = idle.filter(pc.and_(pc.equal(idle["cause"].cast(pa.utf8()), "host_late"), pc.is_valid(idle["device"])))
     return idle.filter(pa.array(~waits_for_receive(idle)))

@@ -104,7 +104,7 @@ def whatif_pipeline(path: str | os.PathLike[str], *, changes: Sequence[Change] =
     return WhatIf(
         round(measured), None, float(played[0]) / measured - 1, float(played[1]) / measured - 1,
         1 - float(played[1]) / measured, predictions, _path(pipeline), ranks.tolist(), None, len(steps), "op trace",
-        notes=["a rank of this trace stands for a group of tensor-parallel ranks; steps are a sample"],
+        notes=["a rank of this trace stands for its tensor-parallel ranks too, if there are any; steps are a sample"],
         straggling=found,
     )  # fmt: skip
 

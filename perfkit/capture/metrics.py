@@ -83,7 +83,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "step_duration_median_seconds",
         "gauge",
-        "Median of the last 100 unprofiled steps.",
+        "Median of the last 100 unprofiled steps; of the traced ones where nothing else was recorded.",
         _scaled("step_p50_ns", 1e-9),
     ),
     Metric(

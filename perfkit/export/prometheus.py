@@ -50,7 +50,7 @@ EXPORTED: tuple[Metric, ...] = (
     Metric("hfu_ratio", "gauge", "Hardware FLOPs utilisation of the traced steps.", _one("hfu")),
     Metric("time_ratio", "gauge", "Share of the traced steps by where it went (definition 2).",
            _each("parts", "part"), "part"),
-    Metric("waterfall_ratio", "gauge", "Share of peak by term of ladder A (definition 15).",
+    Metric("waterfall_ratio", "gauge", "Share of peak, or of time without one, by term of ladder A (definition 15).",
            _each("waterfall", "term"), "term"),
     Metric("goodput_seconds", "gauge", "GPU time by goodput bucket (definition 18).",
            _each("goodput_ns", "bucket", 1e-9), "bucket"),

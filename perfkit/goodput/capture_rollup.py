@@ -1,10 +1,10 @@
 """Roll-ups of captured runs: from steps, lifecycle and counters in a store to its fleet tables.
 
-    run_tables(store, cluster, run)   -> run_rollup, interruptions, job_nodes, gpu_rollup of one run
+    run_tables(store, attempts)       -> run_rollup, interruptions, job_nodes, gpu_rollup of one run
     write_rollups(store, …)           -> writes them, by date, in place of what was there of the run
 
 Called when a run was ingested or compacted, and by `perfkit store rollup`. Only the lead rank's steps are read
-(training is synchronous); job_nodes and gpu_rollup need the other ranks' attribution and counters and are as complete
+(training is synchronous); job_nodes and gpu_rollup need the other ranks' comparison and counters and are as complete
 as these. Simulated runs have their roll-ups already and are left alone.
 """
 
@@ -157,15 +157,13 @@ def job_nodes(store: Store, attempts: list[RunSummary], line: Timeline) -> pa.Ta
         for commit in commits:
             if commit.host and commit.rank not in ranks.setdefault(commit.host, []):
                 ranks[commit.host].append(commit.rank)
-        own = _own_work(store, one)
+        pace = _pace(store, one)
         at = np.flatnonzero(where.attempt == one.attempt)
         start = int(where.start[at[0]]) if len(at) else one.start_ns
         if start is None:
             continue
-        pace = {host: max((own[r] for r in mine if r in own), default=None) for host, mine in ranks.items()}
         for host, mine in ranks.items():
-            others = [value for name, value in pace.items() if name != host and value]
-            mine_ns = pace[host]
+            slowdown, own_ns, steps = max((pace[r] for r in mine if r in pace), default=(None, None, None))
             rows.append(
                 {
                     "cluster": one.cluster,
@@ -177,9 +175,10 @@ def job_nodes(store: Store, attempts: list[RunSummary], line: Timeline) -> pa.Ta
                     "num_nodes": len(ranks),
                     "ranks": len(mine),
                     "gpus": len(mine),
-                    "own_ns": mine_ns,
-                    "slowdown": mine_ns / float(np.median(others)) if mine_ns and others else None,
-                    "slowdown_basis": "own_work" if mine_ns else None,
+                    "steps": steps,
+                    "own_ns": own_ns,
+                    "slowdown": slowdown,
+                    "slowdown_basis": "own_work" if slowdown else None,
                     "interrupted": (one.attempt, host) in blamed or None,
                     "synthetic": one.synthetic or None,
                 }
@@ -207,19 +206,14 @@ def _blamed(store: Store, cluster: str, line: Timeline) -> set[tuple[int, str]]:
     return found
 
 
-def _own_work(store: Store, one: RunSummary) -> dict[int, int]:
-    """Median own work per step of each rank (definition 16), from the newest analysis; nothing if there is none."""
+def _pace(store: Store, one: RunSummary) -> dict[int, tuple[float, int, int]]:
+    """Return slowdown, own work a step and steps of each rank with peers (definition 16), by the newest analysis."""
     try:
-        table = store.read("attribution", cluster=one.cluster, run=one.run, attempt=one.attempt)
+        table = store.read("stragglers", cluster=one.cluster, run=one.run, attempt=one.attempt)
     except StoreError:
         return {}
-    if not len(table):
-        return {}
-    rank = np.asarray(table["rank"].to_numpy(), np.int64)
-    window, comm = (np.asarray(table[f"{n}_ns"].to_numpy(), np.int64) for n in ("window", "exposed_comm"))
-    on_device = np.asarray(pc.is_valid(table["device"]))
-    own = np.where(on_device, np.asarray(table["compute_ns"].to_numpy(), np.int64), window - comm)
-    return {int(r): int(np.median(own[rank == r])) for r in np.unique(rank)}
+    rows = (row for row in table.to_pylist() if row["score"])
+    return {row["rank"]: (1 / row["score"], round(row["own_ns"] / row["steps"]), row["steps"]) for row in rows}
 
 
 def write_rollups(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perfkit.analysis.replay.critical import by_kind, by_rank
-from perfkit.report.format import clean, duration, percent
+from perfkit.report.format import clean, duration, percent, plural
 
 if TYPE_CHECKING:
     from perfkit.analysis.whatif import WhatIf
@@ -26,12 +26,14 @@ def to_text(found: WhatIf) -> str:
 
 
 def _head(found: WhatIf) -> list[str]:
-    of_all = f" of {found.world_size}" if found.world_size is not None else ""
+    ranks = plural(len(found.ranks), "rank")
+    if found.world_size is not None:
+        ranks = f"{len(found.ranks)} of {plural(found.world_size, 'rank')}"
     synthetic = "SYNTHETIC  " if found.synthetic else ""
     mfu = "" if found.mfu is None else f", MFU {percent(found.mfu)}"
     return [
         f"{synthetic}step {duration(found.step_time_ns)}{mfu} as measured "
-        f"({len(found.ranks)}{of_all} ranks, {found.steps} steps by {found.steps_source})",
+        f"({ranks}, {plural(found.steps, 'step')} by {found.steps_source})",
         f"replay reproduces the measured step within {percent(abs(found.replay_error))}; "
         f"{'without delays that nothing explains' if found.straggling else 'with usual latencies for measured ones'} "
         f"within {percent(abs(found.structure_error))}",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from perfkit.analysis.stragglers import FLAG_BELOW
+from perfkit.analysis.stragglers import compare_ranks
 from perfkit.analysis.waterfall import ladder_rows
 from perfkit.schema import (
     ATTRIBUTION,
@@ -221,9 +221,11 @@ def _derived(fleet: Fleet, run: Progress) -> dict[str, pa.Table]:
     kernels = _kernels(fleet, spec, attribution)
     terms = _terms(spec, attribution, total)
     waterfall = table_from_rows(WATERFALL, ladder_rows(terms, "mfu"))
+    idle = _idle(attribution)
+    compared = compare_ranks(attribution, idle, dict.fromkeys(range(spec.gpus), "all"))
     return {
-        "attribution": attribution, "idle": _idle(attribution), "kernels": kernels, "waterfall": waterfall,
-        "findings": _findings(spec, waterfall, _stragglers(spec, one, attribution)),
+        "attribution": attribution, "idle": idle, "kernels": kernels, "stragglers": compared, "waterfall": waterfall,
+        "findings": _findings(spec, waterfall, _stragglers(spec, one, compared)),
     }  # fmt: skip
 
 
@@ -338,14 +340,11 @@ def _terms(spec: Spec, attribution: pa.Table, total: dict[str, int]) -> list[dic
     ]
 
 
-def _stragglers(spec: Spec, one: Attempt, attribution: pa.Table) -> list[dict[str, Any]]:
-    """Ranks below definition 16's score in the attribution, the slowest first."""
-    own = np.asarray(attribution["compute_ns"].to_numpy(), np.int64).reshape(spec.gpus, -1)
-    median = np.median(own, axis=1)
-    score = float(np.median(median)) / median
-    ranks = [r for r in np.argsort(score, kind="stable").tolist() if score[r] < FLAG_BELOW]
-    names = {r: spec.cluster.node_name(int(one.nodes[r // GPUS_PER_NODE])) for r in ranks}
-    return [{"rank": r, "node": names[r], "score": round(float(score[r]), 4)} for r in ranks]
+def _stragglers(spec: Spec, one: Attempt, compared: pa.Table) -> list[dict[str, Any]]:
+    """Ranks that the comparison flags, the slowest first."""
+    rows = [row for row in compared.to_pylist() if row["flagged"]]
+    names = {row["rank"]: spec.cluster.node_name(int(one.nodes[row["rank"] // GPUS_PER_NODE])) for row in rows}
+    return [{"rank": row["rank"], "node": names[row["rank"]], "score": round(row["score"], 4)} for row in rows]
 
 
 def _findings(spec: Spec, waterfall: pa.Table, stragglers: list[dict[str, Any]]) -> pa.Table:

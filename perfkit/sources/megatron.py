@@ -7,6 +7,9 @@ the mean of n iterations; the others have no row, and `quality` says so. A line 
 the line before it (some derivatives print a running mean at first) gets that time. Times have no zone and are read as
 UTC. Logs without times begin at 0, and are noted as `no_base_time`.
 
+What Megatron says of itself (`[after training is done] datetime: …`) becomes `lifecycle`: `init` from the first such
+line to the start of training, and `end`. A log that reaches its last iteration has ended too, whoever wrote it.
+
 Every other number of the line becomes a counter under the log's own words (`learning_rate`, `grad_norm`,
 `throughput_per_gpu_tflop_s_gpu`); of `now/mean` pairs the second has the series `mean`. Batch size and samples are
 those of the job, and a step wants those of a replica, so that tokens and samples of steps stay null.
@@ -26,9 +29,12 @@ from perfkit.sources.lines import MAX_TIME_NS, LogReading, Row, read_lines
 SOURCE = "megatron"
 LINE = re.compile(
     rb"(?:\[(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)\]\s*)?"
-    rb"\biteration\s+(\d{1,15})\s*/\s*\d{1,15}\s*\|(?=.*(?:elapsed )?time per iteration|.*iteration time)(.*)"
+    rb"\biteration\s+(\d{1,15})\s*/\s*(\d{1,15})\s*\|(?=.*(?:elapsed )?time per iteration|.*iteration time)(.*)"
 )
 """A line that reports an iteration."""
+MARK = re.compile(rb"\[([a-z][\w ,-]*)\] datetime: (\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,9})?)")
+"""A moment that Megatron names."""
+_TRAINS, _DONE = b"before the start of training step", b"after training is done"
 COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
 _RANK = re.compile(rb"rank[-_ ]?(\d{1,6})/(\d{1,6})\]")
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf"
@@ -58,11 +64,17 @@ def read(input: Input, options: ReadOptions) -> Reading:
 def rows_of(lines: Iterable[bytes | None], info: PartInfo) -> Iterator[Row]:
     """Turn lines into rows; lines about anything else are passed over."""
     before: tuple[int, int] | None = None  # iteration and end of the line before
+    marks: dict[bytes, int] = {}
+    last = False
     for line in lines:
+        if line is not None and b"] datetime: " in line and (mark := MARK.search(COLOURS.sub(b"", line))):
+            at = _time_ns(mark[2], info)
+            if at is not None and 0 <= at < MAX_TIME_NS:
+                marks[mark[1]] = at if mark[1] == _DONE else marks.get(mark[1], at)
         found = None if line is None or b"iteration" not in line else LINE.search(COLOURS.sub(b"", line))
         if found is None:
             continue
-        iteration, said = int(found[2]), _pairs(found[3].decode("utf-8", "replace"), info)
+        iteration, said = int(found[2]), _pairs(found[4].decode("utf-8", "replace"), info)
         took = _took_ns(said)
         if took is None:
             info.note("missing_dur", 1, f"iteration {iteration} does not say what it took; left out")
@@ -81,12 +93,28 @@ def rows_of(lines: Iterable[bytes | None], info: PartInfo) -> Iterator[Row]:
         if not -MAX_TIME_NS < end - took <= end < MAX_TIME_NS:
             info.note("time_out_of_range", 1, f"iteration {iteration}; left out")
             continue
-        before = (iteration, end)
+        before, last = (iteration, end), iteration == int(found[3])
         info.see_times(end - took, end)
         yield "steps", {"step": iteration, "start_ns": end - took, "end_ns": end, "loss": _loss(said)}
         for name, values in said.items():
             for series, value in zip((None, "mean"), values, strict=False):
                 yield "counters", {"time_ns": end, "name": _slug(name), "series": series, "value": value}
+
+    if before is not None and marks.get(_DONE, before[1]) < before[1]:
+        del marks[_DONE]  # of a run before this one, in the same file
+    yield from _lifecycle(marks, before[1] if before is not None and last else None, info)
+
+
+def _lifecycle(marks: dict[bytes, int], last_ns: int | None, info: PartInfo) -> Iterator[Row]:
+    """Yield what the named moments say, and that a log whose last iteration is there has ended."""
+    first = min(marks.values(), default=None)
+    if first is not None and _TRAINS in marks:
+        info.see_times(first, first)
+        yield "lifecycle", {"kind": "init", "start_ns": first, "end_ns": marks[_TRAINS]}
+    end = marks.get(_DONE, last_ns)
+    if end is not None:
+        info.see_times(end, end)
+        yield "lifecycle", {"kind": "end", "start_ns": end, "end_ns": end}
 
 
 def _pairs(text: str, info: PartInfo) -> dict[str, tuple[float, ...]]:

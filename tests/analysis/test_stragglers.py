@@ -14,14 +14,7 @@ from hypothesis.extra import numpy as hnp
 from pipeline_traces import read_pipeline
 from sim_tables import SimulatedView, simulated
 
-from perfkit.analysis.stragglers import (
-    FLAG_BELOW,
-    compare_ranks,
-    median_of_others,
-    own_work,
-    own_work_ns,
-    stragglers,
-)
+from perfkit.analysis.stragglers import FLAG_BELOW, compare_ranks, median_of_others, own_work, stragglers
 from perfkit.analysis.timeline import ints
 from perfkit.analysis.waterfall import WINDOW_IDLE
 from perfkit.simulate import Mesh, parse_fault
@@ -161,14 +154,6 @@ def test_some_steps_are_compared_by_themselves_and_load_keeps_its_name():
     found = compare_ranks(late, WINDOW_IDLE.empty_table(), roles, {1: (70, None)}, {1: "compute: tokens"}).to_pylist()
     assert (found[0]["rank"], found[0]["steps"], found[0]["score"]) == (1, 2, pytest.approx(200 / 300))
     assert (found[0]["cause"], found[0]["wait_caused_ns"]) == ("compute: tokens", 70)
-
-
-def test_own_work_is_the_sum_of_its_parts():
-    view = SimulatedView(simulated(Mesh(dp=2), faults=(parse_fault("data-stall:1:20ms"),), **LARGE))
-    steps, idle = view.detail("attribution"), view.detail("idle")
-    parts = own_work(steps, idle)
-    assert len(parts) > 1
-    assert own_work_ns(steps, idle).tolist() == np.sum(list(parts.values()), axis=0).tolist()
 
 
 def test_what_the_others_paid_stands_beside_the_score():

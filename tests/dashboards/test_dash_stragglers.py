@@ -18,7 +18,7 @@ from perfkit_dashboards.pages.ranks import cause
 from perfkit_dashboards.view import View
 
 import perfkit
-from perfkit.analysis.stragglers import own_work_ns
+from perfkit.analysis.stragglers import own_work
 from perfkit.analysis.timeline import ints
 from perfkit.cli.main import main
 from tests.conftest import ROOT
@@ -117,7 +117,8 @@ def test_chosen_steps_are_compared_as_an_analysis_of_them_compares(store: Path, 
         assert row["score"] == pytest.approx(said[row["rank"]]["straggler_score"], rel=0.05)
         assert row["wait_caused_ns"] == pytest.approx(said[row["rank"]]["wait_caused_ns"], rel=0.05, abs=1e6)
     tables = perfkit.analyze(f"lab/{view.run}", store=copy, first_step=first - 1, last_step=last + 1).tables
-    own = np.where(ints(tables["steps"]["step"]) < first, 0, own_work_ns(tables["steps"], tables["idle"]))
+    parts = own_work(tables["steps"], tables["idle"])
+    own = np.where(ints(tables["steps"]["step"]) < first, 0, np.sum(list(parts.values()), axis=0))
     sums = np.bincount(ints(tables["steps"]["rank"]), own)
     assert {row["rank"]: row["own_ns"] for row in shown} == dict(enumerate(sums.tolist()))
 

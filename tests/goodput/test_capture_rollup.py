@@ -7,12 +7,23 @@ import json
 import pyarrow as pa
 import pytest
 
+from perfkit.analysis.stragglers import compare_ranks
 from perfkit.errors import UsageError
 from perfkit.goodput.capture_rollup import write_rollups
 from perfkit.goodput.health_fleet import check_fleet
 from perfkit.goodput.importers import Assume
 from perfkit.goodput.question import ask
-from perfkit.schema import ATTRIBUTION, COUNTERS, GOODPUT_BUCKETS, HEALTH_EVENTS, JOB_NODES, table_from_rows
+from perfkit.schema import (
+    ATTRIBUTION,
+    COUNTERS,
+    GOODPUT_BUCKETS,
+    HEALTH_EVENTS,
+    IDLE,
+    JOB_NODES,
+    STRAGGLERS,
+    conform,
+    table_from_rows,
+)  # fmt: skip
 from perfkit.sources.base import PartInfo
 from perfkit.store import Store
 from tests.goodput.records import S, every, lifecycle, steps
@@ -145,7 +156,8 @@ def test_a_node_that_computes_longer_than_its_peers_is_slow(store):
          "exposed_comm_ns": 40 - 12 * rank, "exposed_memcpy_ns": 0, "idle_ns": 0}
         for rank in (0, 1) for step in range(4)
     ]  # fmt: skip
-    store.write_derived("attribution", table_from_rows(ATTRIBUTION, rows), "c", "llama", 1, analysis_id="a")
+    compared = compare_ranks(table_from_rows(ATTRIBUTION, rows), IDLE.empty(), {0: "dp", 1: "dp"})
+    store.write_derived("stragglers", conform(STRAGGLERS, compared), "c", "llama", 1, analysis_id="a")
     write_rollups(store)
     found = {(r["attempt"], r["node"]): r["slowdown"] for r in store.read("job_nodes").to_pylist()}
     assert found == {(0, "n0"): None, (0, "n1"): None, (1, "n0"): pytest.approx(60 / 72), (1, "n1"): pytest.approx(1.2)}

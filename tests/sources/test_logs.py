@@ -41,7 +41,7 @@ def parsed(module, data: bytes):
     info = PartInfo(source=module.SOURCE)
     tables: dict[str, list] = {"steps": [], "spans": [], "counters": []}
     for table, row in module.rows_of(data.split(b"\n"), info):
-        tables[table].append(row)
+        tables.setdefault(table, []).append(row)
     return tables, {o.kind: o.count for o in info.oddities.values()}, info
 
 
@@ -266,3 +266,30 @@ def test_the_log_of_a_real_job_agrees_with_an_independent_reading(traces, tmp_pa
     }
     assert took[2] == pytest.approx(904.075)  # the log states the mean of the first two there
     assert all(a["end_ns"] <= b["start_ns"] + 10**7 for a, b in pairwise(rows))
+
+
+def mark(what: str, at: str) -> bytes:
+    return f"[rank0] [{what}] datetime: 2026-05-07 {at} \n".encode()
+
+
+def test_what_megatron_says_of_itself_is_its_lifecycle():
+    took = "elapsed time per iteration (ms): 1000.0"
+    begun = mark("after megatron is initialized", "13:19:00.5") + mark("before the start of training step", "13:19:50")
+    tables, _, info = parsed(megatron, begun + report(1, "13:20:00", took) + mark("after training is done", "13:21:00"))
+    told = [(row["kind"], row["end_ns"] - row["start_ns"]) for row in tables["lifecycle"]]
+    assert told == [("init", 49_500_000_000), ("end", 0)]
+    assert info.end_ns == tables["lifecycle"][1]["start_ns"]
+
+
+def test_a_log_that_reaches_its_last_iteration_has_ended_and_another_has_not():
+    took = "elapsed time per iteration (ms): 1000.0"
+    tables, _, _ = parsed(megatron, report(99, "13:20:00", took) + report(100, "13:20:01", took))
+    (end,) = tables["lifecycle"]
+    assert (end["kind"], end["start_ns"]) == ("end", tables["steps"][1]["end_ns"])
+    assert "lifecycle" not in parsed(megatron, report(99, "13:20:00", took))[0]
+
+
+def test_the_end_of_a_run_before_it_in_the_same_log_is_not_its_end():
+    took = "elapsed time per iteration (ms): 1000.0"
+    tables, _, _ = parsed(megatron, mark("after training is done", "13:10:00") + report(7, "13:20:00", took))
+    assert "lifecycle" not in tables

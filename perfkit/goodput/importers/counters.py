@@ -11,6 +11,7 @@ import csv
 import io
 import math
 import re
+from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
@@ -63,7 +64,8 @@ def read_prometheus(data: bytes, path: str, assume: Assume) -> Imported:
             row["time_ns"] = assume.as_of_ns
         rows.append(row)
     if undated:
-        found.assumed.append(f"{undated} samples without a time are of {assume.as_of_ns} ns")
+        when = datetime.fromtimestamp((assume.as_of_ns or 0) // 10**9, timezone.utc)
+        found.assumed.append(f"{undated} samples without a time are of {when:%Y-%m-%d %H:%M:%S} UTC")
     found.tables["counters"] = table_from_rows(COUNTERS, rows)
     return found
 
