@@ -39,6 +39,8 @@ _NAME_DTYPES = (
 """What a matrix kernel's name says about its inputs, where no op has recorded their types."""
 
 
+MIN_COVERAGE = 0.1
+"""Of the matrix products' time with known FLOPs: with less, HFU would be a number about next to nothing."""
 SURELY_MORE = 1.05
 """A model that needs more than this times the matrix products' time at peak is not the one that was traced."""
 
@@ -139,6 +141,12 @@ def resolve(
     if hfu is not None and hfu > 1:
         messages.append(
             f"HFU would be {hfu:.1%}, above 1: the peak is not this device's, or shapes are not the kernels'"
+        )
+        hfu = None
+    if hfu is not None and coverage is not None and coverage < MIN_COVERAGE:
+        messages.append(
+            f"HFU is unknown: only {coverage:.1%} of the time of the matrix products has known shapes; profile with "
+            "record_shapes=True"
         )
         hfu = None
     unseen = any(devices) and steps["device"].null_count == len(steps)

@@ -136,6 +136,8 @@ def drain_command(faults: list[Check]) -> list[str] | None:
 
 
 def _fleet(args: argparse.Namespace) -> int:
+    import pyarrow.compute as pc
+
     from perfkit.goodput.checks import EXIT_CODES
     from perfkit.goodput.health_fleet import check_fleet
     from perfkit.store import Store
@@ -143,16 +145,19 @@ def _fleet(args: argparse.Namespace) -> int:
     store = Store(args.store)
     tables = [store.read(name) for name in ("job_nodes", "gpu_rollup", "health_events")]
     if args.cluster:
-        import pyarrow.compute as pc
-
         tables = [table.filter(pc.equal(table["cluster"], args.cluster)) for table in tables]
     findings = check_fleet(*tables)
+    synthetic = any("synthetic" in table.column_names and pc.any(table["synthetic"]).as_py() for table in tables)
     verdict = max((f.severity for f in findings), key=("ok", "warning", "fault").index, default="ok")
     if args.format == "json":
         rows = {"job_nodes": tables[0].num_rows, "gpu_rollup": tables[1].num_rows, "health_events": tables[2].num_rows}
-        about = {"schema_version": 1, "store": store.uri, "severity": verdict, "rows": rows}
+        about = {
+            "schema_version": 1, "store": store.uri, "synthetic": synthetic, "severity": verdict, "rows": rows,
+        }  # fmt: skip
         print(json.dumps(about | {"findings": [finding.as_json() for finding in findings]}))
     else:
+        if synthetic:
+            print("SYNTHETIC: of a simulated fleet")
         _print_fleet(findings, sum(table.num_rows for table in tables), store.uri)
     return EXIT_CODES[verdict]
 

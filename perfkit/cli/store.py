@@ -71,6 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument("--format", choices=("text", "json"), default="text")
 
 
+WIDE = 120
+"""Columns of a terminal that has room for everything about a run."""
+
+
 class _StoreIsNoOption(argparse.Action):
     """Every other command has --store, so people type it here as well."""
 
@@ -99,25 +103,18 @@ def _list(store: Store, args: argparse.Namespace) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    console = Console(width=None if sys.stdout.isatty() else 200)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in (
-        "cluster",
-        "run",
-        "attempt",
-        "ranks",
-        "tables",
-        "events",
-        "rows",
-        "size",
-        "start (UTC)",
-        "span",
-        "from",
-    ):
-        left = name in ("cluster", "run", "start (UTC)", "from")
-        table.add_column(name, justify="left" if left else "right", overflow="fold")
+    names = ("cluster", "run", "attempt", "ranks", "tables", "events", "rows", "size", "start (UTC)", "span", "from")
+    shown = [name for name in names if console.width >= WIDE or name not in ("tables", "events", "from")]
+    for name in shown:
+        words = name in ("cluster", "run", "from")
+        left = words or name == "start (UTC)"
+        table.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=not words)
     for run in runs:
-        table.add_row(*(Text(cell) for cell in _as_cells(run)))  # Text: names are data, not markup
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+        cells = dict(zip(names, _as_cells(run), strict=True))
+        table.add_row(*(Text(cells[name]) for name in shown))  # Text: names are data, not markup
+    console.print(table)
 
 
 def _as_json(run: RunSummary) -> dict[str, Any]:

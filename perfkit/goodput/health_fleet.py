@@ -23,6 +23,8 @@ from perfkit.goodput.lemons import find_lemons
 from perfkit.report.format import plural
 
 MIN_XIDS = 2
+XIDS_WITHIN_NS = 30 * 24 * 3600 * 10**9
+"""So close together XIDs of one GPU are repeated; over a year every healthy node has a few."""
 MIN_THERMAL_SHARE = 0.01
 HOT_BY_CELSIUS = 8.0
 HOT_BY_SPREADS = 4.0
@@ -77,13 +79,17 @@ def _lemons(job_nodes: pa.Table) -> Iterator[FleetFinding]:
 
 def _repeated_xids(events: pa.Table) -> Iterator[FleetFinding]:
     xids = events.filter(pc.equal(events["kind"], "xid"))
-    counted: dict[tuple[str, str], list[tuple[int, int | None, int]]] = {}
-    for row in xids.select(["cluster", "node", "device", "code", "time_ns"]).to_pylist():
+    boards: dict[tuple[str, str, int | None], list[tuple[int, int | None, int]]] = {}
+    for row in xids.sort_by("time_ns").select(["cluster", "node", "device", "code", "time_ns"]).to_pylist():
         if row["code"] is not None and row["code"] not in HARMLESS_XIDS:
-            counted.setdefault((row["cluster"], row["node"]), []).append((row["code"], row["device"], row["time_ns"]))
+            board = row["cluster"], row["node"], row["device"]
+            boards.setdefault(board, []).append((row["code"], row["device"], row["time_ns"]))
+    counted: dict[tuple[str, str], list[tuple[int, int | None, int]]] = {}
+    for (cluster, node, _), seen in boards.items():
+        near = [seen[i + MIN_XIDS - 1][2] - seen[i][2] for i in range(len(seen) - MIN_XIDS + 1)]
+        if near and min(near) <= XIDS_WITHIN_NS:
+            counted.setdefault((cluster, node), []).extend(seen)
     for (cluster, node), seen in counted.items():
-        if len(seen) < MIN_XIDS:
-            continue
         codes = Counter(code for code, _, _ in seen)
         devices = sorted({device for _, device, _ in seen if device is not None})
         where = f" on GPU {', '.join(map(str, devices))}" if devices else ""

@@ -179,17 +179,20 @@ def scope(document: Document) -> str:
 
 def _speed(document: Document) -> list[str]:
     speed, totals = document["throughput"], document["totals"]
-    lines = []
+    lines, far = [], False
     if speed["step_time_p50_ns"] is not None:
         slow = speed["slow_steps"]
         lost = f", {fmt.plural(slow, 'slow step')} ({fmt.duration(speed['slow_step_excess_ns'])} lost)" if slow else ""
         one = speed["step_time_p50_ns"] == speed["step_time_p95_ns"]
-        spread = "" if one else f" median, {fmt.duration(speed['step_time_p95_ns'])} p95{_of_how_many(document)}"
-        lines.append(f"step {fmt.duration(speed['step_time_p50_ns'])}{spread}{lost}")
+        mean = speed.get("step_time_mean_ns")
+        far = mean is not None and abs(mean / speed["step_time_p50_ns"] - 1) > FAR_FROM_MEDIAN
+        middle = f", {fmt.duration(mean)} mean" if far else ""
+        spread = f" median{middle}, {fmt.duration(speed['step_time_p95_ns'])} p95{_of_how_many(document)}"
+        lines.append(f"step {fmt.duration(speed['step_time_p50_ns'])}{'' if one else spread}{lost}")
     if speed["tokens_per_second"] is not None:
         each = speed["tokens_per_second_per_device"]
         per_device = f" ({fmt.si(each, '')} per device)" if each is not None else ""
-        lines.append(f"{fmt.si(speed['tokens_per_second'], '')} tokens/s{per_device}")
+        lines.append(f"{fmt.si(speed['tokens_per_second'], '')} tokens/s{per_device}{' by the mean' if far else ''}")
     if totals["overlap"] is not None:
         lines.append(f"{fmt.percent(totals['overlap'])} of communication hidden behind compute")
     return lines
@@ -307,6 +310,8 @@ def _where_to_look(kind: str, term: str, document: Document) -> str:
     }.get(kind, "see the kernels by waste, --details")
 
 
+FAR_FROM_MEDIAN = 0.02
+"""Of the mean, which MFU and tokens per second are made of: then it is said."""
 MANY_WINDOWS = 100
 """Windows from which a 95th percentile means what it says."""
 WORTH_NAMING = 5.0

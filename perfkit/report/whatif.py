@@ -32,7 +32,7 @@ def _head(found: WhatIf) -> list[str]:
     synthetic = "SYNTHETIC  " if found.synthetic else ""
     mfu = "" if found.mfu is None else f", MFU {percent(found.mfu)}"
     return [
-        f"{synthetic}step {duration(found.step_time_ns)}{mfu} as measured "
+        f"{synthetic}mean step {duration(found.step_time_ns)}{mfu} as measured "
         f"({ranks}, {plural(found.steps, 'step')} by {found.steps_source})",
         f"replay reproduces the measured step within {percent(abs(found.replay_error))}; "
         f"{'without delays that nothing explains' if found.straggling else 'with usual latencies for measured ones'} "

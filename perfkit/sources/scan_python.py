@@ -85,6 +85,7 @@ def scan_chunk(data: Buffer, start: int, end: int, plan: Plan, *, base_ns: int =
         if text[position] == "]":
             position, status = position + 1, Status.END
             break
+        written = text
         try:
             element, after, text = _decode(text, position)
         except (json.JSONDecodeError, RecursionError):
@@ -93,8 +94,10 @@ def scan_chunk(data: Buffer, start: int, end: int, plan: Plan, *, base_ns: int =
         except _TooDeep:
             status = Status.DEEP
             break
-        if not isinstance(element, _Pairs) and (after == len(text) or text[after] not in " \t\n\r,]"):
-            status = _why_broken(text, position)  # a bare scalar may go on in the next chunk
+        if word := _NON_FINITE.match(written, position):  # respelled, it may be shorter
+            after = word.end()
+        if not isinstance(element, _Pairs) and (after == len(written) or written[after] not in " \t\n\r,]"):
+            status = _why_broken(written, position)  # a bare scalar may go on in the next chunk
             if status != Status.OK:
                 break
         if isinstance(element, _Pairs):

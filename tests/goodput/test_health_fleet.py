@@ -33,6 +33,12 @@ def test_an_xid_that_comes_back_is_found_and_one_of_the_program_is_not():
     ) == [("a", "repeated XIDs")]
 
 
+def test_xids_of_two_gpus_or_months_apart_have_not_come_back():
+    month = 31 * 24 * 3600 * 10**9
+    assert check(events=[event("a", 79, 0), event("a", 79, month)]) == []
+    assert check(events=[event("a", 79, 0), event("a", 79, 1) | {"device": 5}]) == []
+
+
 def test_a_gpu_that_stands_out_among_its_peers_is_hot():
     gpus = [gpu(f"n{i}", celsius=60 + i % 3) for i in range(10)] + [gpu("hot", celsius=75)]
     assert check(gpus) == [("hot", "hot GPU")]

@@ -227,6 +227,10 @@ CHUNKS = st.tuples(st.lists(st.one_of(EVENTS, EVENTS, VALUES), max_size=6), SPAC
 @example("-Infinity")
 @example("nan")
 @example("inf")
+@example("-inf")
+@example("-nan")
+@example("-infinit")
+@example("-inf ,1")
 @example('{"t":1,"t":"\\ud800"}')
 def test_both_scanners_agree_on_valid_json(text):
     if "\ud800" <= max(text, default="") <= "\udfff":
