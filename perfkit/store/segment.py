@@ -168,8 +168,8 @@ class SegmentWriter:
 
     def _close_parts(self) -> None:
         """Write what is left: of a small file that is nearly everything, so that both threads take a share of it."""
-        # Tables that the thread is perhaps writing come last.
-        left = deque(sorted(self._parts.values(), key=lambda part: (part.grouped_rows, -part.pending_rows)))
+        # The largest first, so that both end together; but those last that the thread is still writing.
+        left = deque(sorted(self._parts.values(), key=lambda part: (part.is_busy, -part.pending_rows)))
 
         def close_next() -> None:
             with suppress(IndexError):  # the other thread was faster
@@ -274,6 +274,11 @@ class _Part:
             return False
         self._make_group()
         return True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether groups of it are being written, or wait for that."""
+        return self._lock.locked() or bool(self._groups)
 
     def write_groups(self) -> None:
         """Write the groups there are, in order; if another thread is at it, that one does."""
