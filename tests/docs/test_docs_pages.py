@@ -63,6 +63,20 @@ def test_every_file_that_a_page_names_exists():
             assert list(ROOT.glob(path.rstrip("./"))), f"{name}: there is no {path}"
 
 
+PRINT_NO_FIGURES = {"quiet", "record", "record_steps", "screenshots"}
+
+
+def test_what_every_benchmark_printed_last_is_kept_with_command_day_and_machine():
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - PRINT_NO_FIGURES
+    kept = {path.stem: path.read_text("utf-8") for path in (ROOT / "benchmarks/results").glob("*.txt")}
+    assert scripts == set(kept)
+    for name, text in kept.items():
+        command, machine = text.splitlines()[:2]
+        assert command.startswith(f"# python benchmarks/{name}.py")
+        assert re.match(r"# \d{4}-\d\d-\d\d, \d+ cores ", machine), name
+        assert len(text.splitlines()) > 3, f"{name} printed nothing"
+
+
 def test_the_command_reference_is_current():
     from perfkit.cli.reference import PAGE, render_reference
 
