@@ -135,7 +135,7 @@ def job_results(
     view.notes += [note for note in found.notes if note not in view.notes]
     loads = [token_imbalance(view, steps, records), expert_imbalance(view, steps)] if view.several else []
     loads = [one for one in loads if one.verdict != "not recorded"]
-    slow = stragglers(view, steps, idle, view.blame.ranks, loads)
+    slow = stragglers(view, steps, idle, view.blame.ranks if len(view.instances) else None, loads)
     return JobResults(view, summarize_collectives(view), slow, found, loads)
 
 

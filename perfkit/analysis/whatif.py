@@ -284,7 +284,7 @@ def _notes(found: WhatIf, model: Model, examined: Examined, unsplit: float) -> l
     return notes
 
 
-def write_path(found: WhatIf, table: str) -> pa.Table:
+def path_table(found: WhatIf, table: str) -> pa.Table:
     """Return a table of the answer by name."""
     if table != "critical_path":
         raise UsageError(f"no table {table!r} here; there is critical_path")

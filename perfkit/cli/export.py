@@ -95,18 +95,14 @@ def _say(notes: list[str]) -> None:
 
 def _metrics(opened: OpenRun, args: argparse.Namespace) -> int:
     from perfkit.export.prometheus import metrics_text
+    from perfkit.export.whole_file import whole_file
 
     text = metrics_text(opened, openmetrics=args.format == "openmetrics")
     if args.output in (None, "-"):
         sys.stdout.write(text)
         return 0
-    path = Path(args.output)
-    temporary = path.with_name(f".{path.name}.tmp")  # a collector must not read half a file
-    try:
-        temporary.write_text(text)
-        temporary.replace(path)
-    except OSError as error:
-        raise cannot_write(path, error) from None
+    with whole_file(Path(args.output)) as file:  # a collector must not read half of it
+        file.write(text.encode())
     return 0
 
 

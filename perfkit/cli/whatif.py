@@ -66,14 +66,14 @@ def run(args: argparse.Namespace) -> int:
     first, last = parse_steps(args.steps)
     asked: dict[str, Any] = {"first_step": first, "last_step": last, "ranks": parse_ranks(args.ranks)}
     asked |= {name: getattr(args, name) for name in ("store", "cluster", "run", "attempt")}
-    from perfkit.analysis.whatif import whatif, write_path
+    from perfkit.analysis.whatif import path_table, whatif
     from perfkit.report.whatif import to_text
 
     found = whatif(args.paths, changes=changes, **asked, **parse_question(args))
     if args.table:
         from perfkit.export.tables import write_table
 
-        write_table(write_path(found, args.table), args.output)
+        write_table(path_table(found, args.table), args.output)
         return 0
     text = json.dumps(found.as_json(), indent=1, allow_nan=False) + "\n" if args.format == "json" else to_text(found)
     if args.output:
