@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_table_names_the_slow_rank_and_the_error_of_the_replay(folder, capsys):
     assert main(["whatif", str(folder)]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("SYNTHETIC  step ")
+    assert text.startswith("SYNTHETIC  mean step ")
     assert "replay reproduces the measured step within 0.0 %" in text
     lines = text.split("\n\n")[1].splitlines()
     assert lines[0].split() == ["what", "if", "step", "time", "gain"]
