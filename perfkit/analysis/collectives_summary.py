@@ -20,8 +20,7 @@ from perfkit.analysis.classify import encode_text
 from perfkit.analysis.collectives import CLASSES, MOSTLY
 from perfkit.analysis.intervals import Ints
 from perfkit.analysis.job import JobView
-from perfkit.analysis.timeline import Mask, ints
-from perfkit.arrays import valid_mask
+from perfkit.analysis.timeline import ints
 from perfkit.schema import COLLECTIVES, conform
 
 HISTOGRAM = pa.schema(
@@ -37,26 +36,6 @@ _SUMS = (
 
 _OF_INSTANCE = ("busbw_gbps", "size", "skew_ns", "last_rank", "class", "link", "peak_gbps")
 """What the rows of an instance share."""
-
-
-def inside_windows(view: JobView) -> Mask:
-    """Say which calls run inside a window of their rank and device."""
-    steps, calls = view.steps, view.calls
-    low, high = ints(steps["window_start_ns"]), ints(steps["window_start_ns"]) + ints(steps["window_ns"])
-    of_steps, of_calls = (
-        np.stack([ints(table["rank"]), np.where(valid_mask(table["device"]), ints(table["device"]), -1)])
-        for table in (steps, calls)
-    )
-    places, place = np.unique(of_steps, axis=1, return_inverse=True)
-    latest = np.iinfo(np.int64).max
-    first, last = np.full(places.shape[1] + 1, latest), np.full(places.shape[1] + 1, -latest)
-    np.minimum.at(first, place.ravel(), low)
-    np.maximum.at(last, place.ravel(), high)
-    index = {tuple(key): i for i, key in enumerate(places.T.tolist())}
-    keys, of_call = np.unique(of_calls, axis=1, return_inverse=True)
-    at = np.array([index.get(tuple(key), -1) for key in keys.T.tolist()], np.int64)[of_call.ravel()]
-    inside: Mask = (ints(calls["end_ns"]) > first[at]) & (ints(calls["start_ns"]) < last[at])
-    return inside
 
 
 class _Rows:
@@ -75,7 +54,7 @@ class _Rows:
         self.of_instance = np.zeros(len(view.instances), np.int64)
         known = self.instance >= 0
         self.of_instance[self.instance[known]] = self.of_call[known]
-        self.inside = inside_windows(view)
+        self.inside = view.inside
         """Which calls count, and which instances: those with a call that does."""
         self.counts = np.zeros(len(view.instances), bool)
         self.counts[self.instance[known & self.inside]] = True
@@ -221,7 +200,7 @@ def size_histogram(view: JobView) -> pa.Table:
 
 def collectives_table(view: JobView) -> pa.Table:
     """Return one row per call with everything that was found about it."""
-    inside = pa.array(inside_windows(view))
+    inside = pa.array(view.inside)
     calls, members = view.calls.filter(inside), view.members.filter(inside)
     instance, gid = ints(members["instance"]), ints(members["gid"])
     names = [*group_names(view), None]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -83,6 +84,22 @@ class JobView:
     def several(self) -> bool:
         """Say whether there is more than one rank to compare."""
         return len(self.ranks) > 1
+
+    @cached_property
+    def inside(self) -> Mask:
+        """Which calls run inside a window of their rank and device."""
+        steps, calls = self.steps, self.calls
+        of_step, of_call = (ints(t["rank"]) << 32 | ints(t["device"], -1) & 0xFFFFFFFF for t in (steps, calls))
+        places, place = np.unique(of_step, return_inverse=True)
+        low = ints(steps["window_start_ns"])
+        latest = np.iinfo(np.int64).max
+        first, last = np.full(len(places) + 1, latest), np.full(len(places) + 1, -latest)
+        np.minimum.at(first, place, low)
+        np.maximum.at(last, place, low + ints(steps["window_ns"]))
+        at = np.searchsorted(places, of_call)
+        at = np.where(np.append(places, -1)[at] == of_call, at, len(places))  # a place without a window
+        inside: Mask = (ints(calls["end_ns"]) > first[at]) & (ints(calls["start_ns"]) < last[at])
+        return inside
 
 
 def view_job(

@@ -13,11 +13,11 @@ _DOCS = "pyarrow.vendored.docscrape"
 def leave_out_what_takes_long() -> None:
     """Keep pyarrow and numpy from what takes longer than reading a small trace.
 
-    It imports pandas with the first array that it makes, to recognise data frames, and its datasets with the first
+    pyarrow imports pandas with the first array that it makes, to recognise data frames, and its datasets with the first
     grouping, to group those too; there are neither here. Both can still be imported by whoever uses them. And it
     writes the documentation of its functions when it is imported: here without a list of their options, which it
     would parse out of other documentation. Its own allocator takes memory in huge pages, a few for every thread, and
-    the kernel has to clear them: with that of the system a rank of 564 MB needs 55 MB less and a tenth less CPU time.
+    the kernel has to clear them: with that of the system a trace needs less memory and less time.
     OpenBLAS, which comes with numpy, starts threads that take 0.1 s of CPU time in their search for matrices; there are
     none here either.
     """
