@@ -140,13 +140,13 @@ def resolve(
     hfu = executed / window if executed and window else None
     if hfu is not None and hfu > 1:
         messages.append(
-            f"HFU would be {hfu:.1%}, above 1: the peak is not this device's, or shapes are not the kernels'"
+            f"HFU would be {100 * hfu:.1f} %, above 1: the peak is not this device's, or shapes are not the kernels'"
         )
         hfu = None
     if hfu is not None and coverage is not None and coverage < MIN_COVERAGE:
         messages.append(
-            f"HFU is unknown: only {coverage:.1%} of the time of the matrix products has known shapes; profile with "
-            "record_shapes=True"
+            f"HFU is unknown: only {100 * coverage:.1f} % of the time of the matrix products has known shapes; profile "
+            "with record_shapes=True"
         )
         hfu = None
     unseen = any(devices) and steps["device"].null_count == len(steps)
@@ -337,7 +337,7 @@ def _mfu(
     if question.step_time_ns is not None and result["value"] is not None:
         messages.append(
             f"MFU is of {question.step_time_steps} unprofiled steps, {step_ns / 1e6:.1f} ms; the waterfall is of the "
-            f"profiled ones, {traced_ns / 1e6:.1f} ms, in which it would be {model_ns / traced_ns:.1%}"
+            f"profiled ones, {traced_ns / 1e6:.1f} ms, in which it would be {100 * model_ns / traced_ns:.1f} %"
         )
     return result, model_ns if len(numbered) == len(steps) else 0
 
