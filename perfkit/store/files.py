@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -137,18 +137,19 @@ class Files:
         batches = [batch for batch in (finished, last) if batch]
         everything = [path for batch in batches for path in batch.values()]
         more = f" and {len(everything) - 1} more files" if len(everything) > 1 else ""
-        with store_errors(f"{self.name}: cannot write {next(iter(finished or last or {}), '')}{more}"):
+        doing = f"{self.name}: cannot write {next(iter(finished or last or {}), '')}{more}"
+        with store_errors(doing), ThreadPoolExecutor(_AT_ONCE) as pool:
             if self.local:
-                side_by_side(_fsync, everything)
+                side_by_side(_fsync, everything, pool)
             for batch in batches:
                 if not self.local:
-                    side_by_side(lambda item: self._upload(item[1], item[0]), batch.items())
+                    side_by_side(lambda item: self._upload(item[1], item[0]), batch.items(), pool)
                     continue
+                self.make_folders(batch)
                 targets = {relative: Path(self.path(relative)) for relative in batch}
                 for relative, target in targets.items():
-                    target.parent.mkdir(parents=True, exist_ok=True)
                     batch[relative].replace(target)
-                side_by_side(_fsync_folder, {target.parent for target in targets.values()})
+                side_by_side(_fsync_folder, {target.parent for target in targets.values()}, pool)
 
     def make_folders(self, relatives: Iterable[str]) -> None:
         """Make the folders that objects will appear in; elsewhere an object needs none."""
@@ -235,14 +236,14 @@ def discard(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def side_by_side(function: Callable[[T], None], items: Iterable[T]) -> None:
-    """Call a function for each item, in threads if there are several."""
+def side_by_side(function: Callable[[T], None], items: Iterable[T], pool: Executor) -> None:
+    """Call a function for each item, one of them in this thread: a single one needs no other."""
     listed = list(items)
-    if len(listed) == 1:
-        function(listed[0])
-    elif listed:
-        with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(listed))) as pool:
-            list(pool.map(function, listed))
+    waiting = [pool.submit(function, item) for item in listed[1:]]
+    for own in listed[:1]:
+        function(own)
+    for one in waiting:
+        one.result()
 
 
 def _lock(path: Path) -> int:

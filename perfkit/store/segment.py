@@ -168,20 +168,32 @@ class SegmentWriter:
 
     def _close_parts(self) -> None:
         """Write what is left: of a small file that is nearly everything, so that both threads take a share of it."""
-        # The largest first, so that both end together; but those last that the thread is still writing.
-        left = deque(sorted(self._parts.values(), key=lambda part: (part.is_busy, -part.pending_rows)))
+        # The largest first, so that both end together; None stands for the folders.
+        left = [*sorted(self._parts.values(), key=lambda part: -part.pending_rows), None]
+        taking = threading.Lock()
 
         def close_next() -> None:
-            with suppress(IndexError):  # the other thread was faster
-                while left:
-                    left.popleft().close()
+            while True:
+                with taking:
+                    if not left:
+                        return
+                    # Nobody waits for a part that the other one is still writing while there is something else to do.
+                    free = (at for at, part in enumerate(left) if part is None or not part.is_busy)
+                    part = left.pop(next(free, 0))
+                if part is None:
+                    self._make_folders()
+                else:
+                    part.close()
 
         if self._thread:
             self._thread.submit(close_next)
         close_next()
-        self._files.make_folders(layout.part_path(table, self.key, self.rank, self.segment, 0) for table in self._parts)
         if self._thread:
             self._thread.finish()
+
+    def _make_folders(self) -> None:
+        parts = (layout.part_path(table, self.key, self.rank, self.segment, 0) for table in self._parts)
+        self._files.make_folders([*parts, layout.commit_path(self.key, self.rank, self.segment)])
 
     def _publish_and_commit(self, described: dict[str, Any]) -> Commit:
         previous = load_commit(self._files, self.key, self.rank, self.segment)
