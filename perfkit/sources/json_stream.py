@@ -20,7 +20,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -40,6 +40,10 @@ MAX_EVENT_BYTES = 256 << 20
 """One event. Beyond this the file is no trace."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
+
+
+Scanned = tuple[ScanResult, bytes | None]
+"""Rows of a chunk, and the chunk as text if it was not UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,41 +233,42 @@ class TraceWalk:
     def scan(self, plan: Plan, *, base_ns: int = 0) -> Iterator[tuple[int, ScanResult]]:
         """Scan all events; yields (events before it, rows) for each chunk, in order.
 
-        Threads do what needs no GIL. To make Arrow of the rows is left to the caller: Python in two threads takes
-        twice the time of Python in one.
+        Threads do what needs no GIL, and this one is one of them: it scans instead of waiting. To make Arrow of the
+        rows is left to the caller: Python in two threads takes twice the time of Python in one.
         """
         foot: bytearray | None = None
         carried, first, stop = b"", 0, threading.Event()
-        waiting: deque[tuple[Chunk, Future[tuple[ScanResult, bytes | None]]]] = deque()
 
-        def work(chunk: Chunk) -> tuple[ScanResult, bytes | None]:
+        def work(chunk: Chunk) -> Scanned:
             return self._scan_one(chunk, plan, base_ns)
 
         source = self._chunks = self._open_chunks()
-        with _pool(self._threads) as pool:
+        with _Team(work, self._threads) as team:
             chunks: Iterator[Chunk] = prefetch(iter(source), stop) if self._reads_beside() else iter(source)
             more = True
             try:
-                while more or waiting:
-                    while more and len(waiting) < (self._threads + 1 if self._threads > 1 else 1):
+                while more or team.ahead:
+                    while more and team.has_room:
                         chunk = next(chunks, None)
                         if chunk is None:
                             more = False
                         else:
-                            waiting.append((chunk, pool.submit(work, chunk)))
-                    if not waiting:
+                            team.take_on(chunk)
+                    if not team.ahead:
                         break
-                    chunk, future = waiting.popleft()
+                    chunk = team.ahead[0].chunk
                     if foot is not None:
+                        team.drop()
                         foot += chunk.rest(0)
                         if len(foot) > MAX_HEAD_BYTES:
                             break
                         continue
                     if carried:
+                        team.drop()
                         chunk = self._join(carried, chunk)
                         result, repaired = work(chunk)
                     else:
-                        result, repaired = future.result()
+                        result, repaired = team.finish()
                     if repaired is not None:
                         self.replaced += repaired.decode().count("\ufffd")
                     if result.num_events or result.not_events:
@@ -356,20 +361,54 @@ class TraceWalk:
         return FileChunks(*place, head, self._offset, size)
 
 
-class _Inline(Executor):
-    """Runs what is submitted at once, in this thread: a single scanning thread would only add switches."""
+@dataclass(slots=True)
+class _Taken:
+    """A chunk that is to be scanned, or was."""
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-        return future
+    chunk: Chunk
+    scanned: Future[Scanned]
 
 
-def _pool(threads: int) -> Executor:
-    return ThreadPoolExecutor(threads) if threads > 1 else _Inline()
+class _Team:
+    """Scans chunks, a few ahead: `threads` threads, of which the caller is one."""
+
+    def __init__(self, work: Callable[[Chunk], Scanned], threads: int) -> None:
+        self.ahead: deque[_Taken] = deque()
+        self._work = work
+        self._most = threads + 1 if threads > 1 else 1
+        self._others = ThreadPoolExecutor(threads - 1) if threads > 1 else None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another chunk can be taken on."""
+        return len(self.ahead) < self._most
+
+    def take_on(self, chunk: Chunk) -> None:
+        """Scan a chunk when it is its turn."""
+        self.ahead.append(_Taken(chunk, self._others.submit(self._work, chunk) if self._others else Future()))
+
+    def finish(self) -> Scanned:
+        """Return what the first chunk holds. Until that is known, scan what nobody has begun."""
+        first = self.ahead[0]
+        while not first.scanned.done():
+            own = next((taken for taken in self.ahead if taken.scanned.cancel()), None)
+            if own is None:
+                break
+            own.scanned = Future()
+            own.scanned.set_result(self._work(own.chunk))
+        self.ahead.popleft()
+        return first.scanned.result()
+
+    def drop(self) -> None:
+        """Do without what the first chunk holds."""
+        self.ahead.popleft().scanned.cancel()
+
+    def __enter__(self) -> _Team:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._others:
+            self._others.shutdown(cancel_futures=True)
 
 
 _SURROGATES = re.compile("[\ud800-\udfff]")

@@ -161,11 +161,13 @@ class KinetoReading:
         for piece in pieces:
             for kind, (count, detail) in piece.oddities.items():
                 info.note(kind, count, detail)
-            events = pairs.match(piece.tables["events"], info) if piece.has_pairs else piece.tables["events"]
+            events = piece.tables.pop("events")
+            if piece.has_pairs:
+                events = pairs.match(events, info)
             info.num_events += len(events)
             info.see_times(*_time_range(events))
             num_rows += len(events)
-            for name, rows in {**piece.tables, "events": events}.items():
+            for name, rows in {"events": events, **piece.tables}.items():  # the largest first
                 if len(rows):
                     held.setdefault(name, []).append(rows)
             if num_rows >= self.options.rows_per_chunk:
