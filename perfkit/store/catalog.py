@@ -63,7 +63,7 @@ def pieces_of(commit: Commit, table: str) -> list[Piece]:
     """Return the files of a table that a commit lists, with what it promises of them."""
     where = commit.key._asdict()
     return [
-        Piece(file.path, where, file.rows, file.pack or commit.fingerprint, file.row_groups)
+        Piece(file.path, where, file.rows, file.pack or commit.fingerprint, file.row_groups, file.footer_crc)
         for file in commit.files
         if file.table == table
     ]

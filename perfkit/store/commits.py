@@ -42,6 +42,8 @@ class CommittedFile:
     """The pack that it is part of; other segments are in the same file."""
     row_groups: tuple[int, int] | None = None
     """First row group and how many of them, in a pack."""
+    footer_crc: int | None = None
+    """Checksum of the file's footer; commits of an older perfkit have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +115,9 @@ class Commit:
 
 
 def _committed_file(fields: Mapping[str, Any]) -> CommittedFile:
+    known = {f.name: fields[f.name] for f in dataclasses.fields(CommittedFile) if f.name in fields}
     groups = fields.get("row_groups")
-    return CommittedFile(**{**fields, "row_groups": None if groups is None else (int(groups[0]), int(groups[1]))})
+    return CommittedFile(**{**known, "row_groups": None if groups is None else (int(groups[0]), int(groups[1]))})
 
 
 @contextmanager

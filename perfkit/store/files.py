@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from perfkit.errors import StoreError
 from perfkit.store import layout
 from perfkit.store.filesystems import explain, is_absent, open_filesystem
+from perfkit.store.footer import footer_crc
 
 T = TypeVar("T")
 
@@ -225,9 +226,30 @@ class Files:
                     path.rmdir()
 
 
-def open_parquet(files: Files, path: str) -> pq.ParquetFile:
-    """Open a Parquet file of a store that perfkit wrote."""
+def check_footer(files: Files, path: str, crc: int | None) -> None:
+    """Raise an error unless a file's footer has that checksum; where the file is damaged it may be a ValueError.
+
+    Object stores check what they keep by themselves, and there it would cost another request.
+    """
+    if crc is not None and files.local and footer_crc(files.path(path)) != crc:
+        raise not_committed(files.path(path))
+
+
+def not_committed(path: str) -> StoreError:
+    """Return the error for a file that is another than its commit promises."""
+    return StoreError(
+        f"{path} is damaged, or not the file that was committed",
+        next_step="read again if the run is being written, else ingest its source again",
+    )
+
+
+def open_parquet(files: Files, path: str, crc: int | None = None) -> pq.ParquetFile:
+    """Open a Parquet file of a store that perfkit wrote, with a footer of that checksum if it is known."""
     with store_errors(f"{files.name}: cannot read {path}"):
+        try:
+            check_footer(files, path, crc)
+        except ValueError as error:
+            raise not_committed(files.path(path)) from error
         return pq.ParquetFile(files.path(path), filesystem=files.filesystem, page_checksum_verification=True)
 
 

@@ -22,6 +22,7 @@ from perfkit.schema import SCHEMA_VERSION, TABLES
 from perfkit.store import layout
 from perfkit.store.commits import Commit, CommittedFile, Pack
 from perfkit.store.files import Files, discard, open_parquet, store_errors
+from perfkit.store.footer import footer_crc
 from perfkit.store.parquet import ROW_GROUP_ROWS, open_writer
 from perfkit.store.segment import FINGERPRINT_KEY
 
@@ -79,8 +80,10 @@ def _pack(files: Files, group: Sequence[Commit], done: Packed) -> None:
         published = {}
         for table in sorted({file.table for commit in group for file in commit.files}):
             path, target = scratch / f"{table}.parquet", layout.pack_path(table, key, id)
-            for commit, file in _copy(files, group, table, id, path):
-                packed[commit.rank, commit.segment].append(replace(file, path=target))
+            copied = list(_copy(files, group, table, id, path))
+            crc = footer_crc(path)
+            for commit, file in copied:
+                packed[commit.rank, commit.segment].append(replace(file, path=target, footer_crc=crc))
             published[target] = path
             done.bytes_after += path.stat().st_size
         files.publish(published)
@@ -109,7 +112,7 @@ def _copy(
             for file in commit.files:
                 if file.table != table:
                     continue
-                rows = open_parquet(files, file.path).read()
+                rows = open_parquet(files, file.path, file.footer_crc).read()
                 out.write_table(rows.cast(schema).unify_dictionaries().combine_chunks(), row_group_size=ROW_GROUP_ROWS)
                 count = -(-len(rows) // ROW_GROUP_ROWS)
                 yield commit, replace(file, pack=id, row_groups=(first, count))

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from perfkit.errors import StoreError, UsageError, first_line
 from perfkit.schema import SCHEMA_VERSION, VERSION_KEY, TableSchema
-from perfkit.store.files import Files
+from perfkit.store.files import Files, check_footer, not_committed
 from perfkit.store.migrations import check_version, migrate_table
 from perfkit.store.segment import FINGERPRINT_KEY
 
@@ -50,6 +50,7 @@ class Piece:
     fingerprint: str | None = None
     row_groups: tuple[int, int] | None = None
     """The part of the file that is meant: the first row group, and how many."""
+    footer_crc: int | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,7 @@ class Selection:
         equalities = [pc.field(name) == value for name, value in piece.partition.items()]
         path = self.files.path(piece.path)
         try:
+            check_footer(self.files, piece.path, piece.footer_crc)
             fragment = _format().make_fragment(path, self.files.filesystem, reduce(and_, equalities))
             fragment.ensure_complete_metadata()
         except FileNotFoundError:
@@ -157,10 +159,7 @@ class Selection:
             raise self._damaged(piece, error) from error
         check_version(version, path)
         if piece.rows not in (None, rows) or piece.fingerprint not in (None, fingerprint):
-            raise StoreError(
-                f"{path} is not the file that was committed",
-                next_step="read again if the run is being written, else ingest its source again",
-            )
+            raise not_committed(path)
         return piece, fragment, version
 
     def _migrated(self, piece: Piece, version: int) -> ds.Dataset:

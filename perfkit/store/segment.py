@@ -34,6 +34,7 @@ from perfkit.schema import SCHEMA_VERSION, TABLES, TableSchema, conform
 from perfkit.store import layout
 from perfkit.store.commits import TOLD_BY_THE_SOURCE, Commit, CommittedFile, DamagedCommit, Pack, describe_part
 from perfkit.store.files import Files, discard, store_errors
+from perfkit.store.footer import footer_crc
 from perfkit.store.parquet import FIRST_GROUP_ROWS, ROW_GROUP_ROWS, open_writer
 
 if TYPE_CHECKING:
@@ -242,7 +243,9 @@ class SegmentWriter:
                 if found is not None:
                     self._files.delete(path)
         return {
-            CommittedFile(table, paths[table], part.rows, part.path.stat().st_size): part.path
+            CommittedFile(
+                table, paths[table], part.rows, part.path.stat().st_size, footer_crc=part.footer_crc
+            ): part.path
             for table, part in sorted(self._parts.items())
         }
 
@@ -271,6 +274,8 @@ class _Part:
     """Written, or in a group that is to be."""
     pending_rows: int = 0
     """Too few for a group."""
+    footer_crc: int | None = None
+    """Known when it is closed."""
     _pending: list[pa.Table] = field(default_factory=list)
     _groups: deque[list[pa.Table]] = field(default_factory=deque)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -308,6 +313,7 @@ class _Part:
             if self._writer:
                 with store_errors(f"{self.store}: cannot write {self.schema.name}"):
                     self._writer.close()
+                    self.footer_crc = footer_crc(self.path)
                 self._writer = None
 
     def _make_group(self) -> None:

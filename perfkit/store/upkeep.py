@@ -113,7 +113,7 @@ def migrate_segment(files: Files, commit: Commit) -> None:
     check_version(commit.schema_version, files.name)
     with SegmentWriter(files, commit.key, commit.rank, commit.segment, commit.fingerprint, replace=True) as writer:
         for file in commit.files:
-            source = open_parquet(files, file.path)
+            source = open_parquet(files, file.path, file.footer_crc)
             first, count = file.row_groups or (0, source.num_row_groups)
             for group in range(first, first + count):
                 rows = migrate_table(file.table, source.read_row_group(group), commit.schema_version)
