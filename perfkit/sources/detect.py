@@ -21,7 +21,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from perfkit.errors import CorruptInput, InputError, UnsafeInput, UnsupportedInp
 from perfkit.report.format import plural
 from perfkit.sources import archives
 from perfkit.sources.base import Input
+from perfkit.sources.identity import fingerprint, identified
 from perfkit.sources.inputs import (
     Limits,
     SliceStream,
@@ -38,8 +39,6 @@ from perfkit.sources.inputs import (
     copy_stream,
     decompress,
     file_kind,
-    fingerprint,
-    open_stored,
     os_error,
     shown_path,
 )
@@ -65,8 +64,6 @@ LOG_SEARCH_BYTES = 32 << 20
 LOG_LINE_BYTES = 4096
 REMOTE_AT_ONCE = 16
 """Requests under way while remote files are looked at: latency, not work."""
-IDENTIFIED_AT_ONCE = 8
-"""Files that are read for their fingerprints side by side."""
 REMOTE_HEADS = 256
 """Remote files whose heads are held at once."""
 DUMP_HEAD_BYTES = 1 << 13
@@ -143,7 +140,7 @@ def find_inputs(
     Members of compressed tar archives, and databases and parquet that are inside something, are copied to
     `spool` (the caller makes and deletes it); without it they are rejected. All else is opened in place.
 
-    Without `identify` traces are not read for their fingerprints: see `identified`.
+    Without `identify` traces are not read for their fingerprints: see perfkit.sources.identity.
     """
     search = _Search(limits or Limits(), spool)
     for path in paths:
@@ -749,49 +746,10 @@ def _other_commands(root: Path, skipped: list[Ignored]) -> str:
     return "; ".join(steps)
 
 
-def identified(inputs: Iterable[Input], rejected: list[InputError], limits: Limits | None = None) -> list[Input]:
-    """Return the inputs with their fingerprints; what cannot be read is appended to `rejected`."""
-
-    def attempt(input: Input) -> Input | InputError:
-        try:
-            return replace(input, identity=_identity(input, limits))
-        except InputError as error:
-            return error
-
-    listed = list(inputs)
-    if len(listed) > 1:  # reading and checksums let go of the interpreter
-        with ThreadPoolExecutor(min(IDENTIFIED_AT_ONCE, len(listed))) as pool:
-            found = list(pool.map(attempt, listed))
-    else:
-        found = [attempt(input) for input in listed]
-    rejected += [one for one in found if isinstance(one, InputError)]
-    return [one for one in found if isinstance(one, Input)]
-
-
-def identified_beside(input: Input, pool: Executor, limits: Limits | None = None) -> Input:
-    """Return the input with a fingerprint that is read meanwhile; asking for it raises what is wrong with the file."""
-    return replace(input, identity=pool.submit(_identity, input, limits))
-
-
 def _local(candidate: _Candidate) -> Path:
     """Return the file of a candidate that is here, or was copied here."""
     assert isinstance(candidate.file, Path), candidate.path
     return candidate.file
-
-
-def _identity(input: Input, limits: Limits | None) -> str:
-    """Identify the stored bytes; a remote file by its address, size and time, so that it is not read for that."""
-    if input.fingerprint:
-        return input.fingerprint
-    file = input.file
-    if input.member is None and isinstance(file, RemoteFile) and file.mtime_ns is not None:
-        text = f"{file.shown}\0{file.size_bytes}\0{file.mtime_ns}"
-        return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-    try:
-        with open_stored(input, limits=limits) as stream:
-            return fingerprint(stream)
-    except OSError as error:
-        raise os_error(error, input.path) from error
 
 
 class _Joined(Stream):
@@ -809,4 +767,4 @@ class _Joined(Stream):
         return count
 
 
-__all__ = ["Found", "Ignored", "NotATrace", "Verdict", "classify", "find_inputs", "identified", "identified_beside"]
+__all__ = ["Found", "Ignored", "NotATrace", "Verdict", "classify", "find_inputs"]

@@ -24,7 +24,8 @@ from perfkit.engine.local import LocalEngine, available_cpus
 from perfkit.engine.shards import Shard
 from perfkit.errors import InputError, PerfkitError, StoreError, UsageError
 from perfkit.sources.base import Input, PartInfo, ReadOptions
-from perfkit.sources.detect import Found, Ignored, find_inputs, identified, identified_beside
+from perfkit.sources.detect import Found, Ignored, find_inputs
+from perfkit.sources.identity import identified, identified_beside
 from perfkit.sources.inputs import Limits, os_error, shown_path
 from perfkit.sources.ranks import PlannedInput, PlannedPart, TimeRange, plan_parts
 from perfkit.sources.unpacking import unpacking_folder

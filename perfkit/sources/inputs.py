@@ -1,7 +1,6 @@
 """Open the bytes of an input: uncompressed, streaming, and never more than the limits allow.
 
     open_input(input)          -> Stream    readinto-capable, uncompressed
-    fingerprint(stream)        -> str       identity of the stored bytes
 
 A cut or broken stream is not an error here. Everything that can be decompressed before the damage is
 delivered, then the stream ends with `truncated` and `problem` set; the reader reports the loss. Only a
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import io
 import os
 import shutil
@@ -39,10 +37,6 @@ DECODE_BYTES = 1 << 20
 """Uncompressed bytes per call of a decoder; stays in the second-level cache."""
 ZSTD_BYTES = 1 << 16
 """Uncompressed bytes per call of Arrow's zstd decoder, which drops a whole call on an error."""
-FINGERPRINT_BYTES = 1 << 18
-"""Stored bytes per read of the fingerprint; two buffers of it stay in the second-level cache."""
-FINGERPRINT_EDGE = 1 << 16
-"""Bytes at each end of the stored content that the fingerprint hashes in full."""
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 UTF8_BOM = b"\xef\xbb\xbf"
@@ -497,27 +491,6 @@ def copy_stream(stream: Stream, target: Path, *, limits: Limits, max_bytes: int 
         target.unlink()
         raise
     return copied
-
-
-def fingerprint(stream: Stream) -> str:
-    """Identify stored bytes by size, CRC-32 of all, and a hash of the first and the last 64 KiB.
-
-    Runs at the speed of reading. It tells dumps apart; it does not resist someone who wants a collision,
-    who could only make perfkit skip their own file.
-    """
-    buffer, other = (memoryview(bytearray(FINGERPRINT_BYTES)) for _ in range(2))
-    crc, size, first = 0, 0, b""
-    before = block = buffer[:0]
-    while count := stream.readinto(buffer):  # fills the buffer, unless it is the last time
-        before, block = block, buffer[:count]
-        crc = isal_zlib.crc32(block, crc)
-        size += count
-        first = first or bytes(block[:FINGERPRINT_EDGE])
-        buffer, other = other, buffer
-    last = (bytes(before[-FINGERPRINT_EDGE:]) + bytes(block[-FINGERPRINT_EDGE:]))[-FINGERPRINT_EDGE:]
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(size.to_bytes(8, "little") + crc.to_bytes(4, "little") + first + last)
-    return digest.hexdigest()
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:

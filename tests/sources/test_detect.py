@@ -11,7 +11,6 @@ import socket
 import sqlite3
 import tarfile
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -810,22 +809,3 @@ class TestHiddenFolders:
         write_all(folder, {f"sub/.h{number}/t.json": TRACE for number in range(5)})
         assert "no files; hidden" in only_line(find(folder))
         assert "named: sub/.h0, sub/.h1, sub/.h2 and 2 more;" in only_line(find(folder))
-
-
-def test_a_file_that_vanishes_while_its_fingerprint_is_read_beside_says_so_where_it_is_asked_for(tmp_path):
-    path = tmp_path / "trace.json"
-    path.write_bytes(TRACE)
-    (input,) = find_inputs([path], identify=False).inputs
-    path.unlink()
-    with ThreadPoolExecutor(1) as pool:
-        beside = detect.identified_beside(input, pool)
-    with pytest.raises(InputError, match="no such file"):
-        _ = beside.fingerprint
-
-
-def test_a_fingerprint_that_is_read_beside_is_the_same(tmp_path):
-    path = tmp_path / "trace.json"
-    path.write_bytes(TRACE)
-    (input,) = find_inputs([path], identify=False).inputs
-    with ThreadPoolExecutor(1) as pool:
-        assert detect.identified_beside(input, pool).fingerprint == find_inputs([path]).inputs[0].fingerprint

@@ -28,7 +28,6 @@ from perfkit.sources.inputs import (
     Stream,
     ZstdStream,
     copy_stream,
-    fingerprint,
     open_input,
 )
 
@@ -445,28 +444,3 @@ class TestCopyStream:
         with open_input(source) as stream, full:
             copy_stream(stream, copy, limits=Limits(min_free_bytes=1 << 62))
         assert not copy.exists()
-
-
-class TestFingerprint:
-    def of(self, data: bytes) -> str:
-        return fingerprint(BytesStream(data, path="t"))
-
-    @quick
-    @given(data=st.binary(max_size=3000), flip=st.integers(0, 2999))
-    def test_one_changed_byte_changes_it(self, data, flip):
-        changed = bytearray(data)
-        if data:
-            changed[flip % len(data)] ^= 1
-            assert self.of(bytes(changed)) != self.of(data)
-        assert self.of(data + b"\0") != self.of(data)
-        assert self.of(data) == self.of(bytes(data))
-
-    def test_a_change_in_the_middle_of_a_large_file_changes_it(self):
-        data = bytearray(10 << 20)
-        before = self.of(bytes(data))
-        data[5 << 20] = 1
-        assert self.of(bytes(data)) != before
-
-    def test_it_is_the_same_value_for_ever(self):
-        """A store remembers fingerprints; a change here would ingest everything again."""
-        assert self.of(b"perfkit") == "ab1f7595d4637d826a1f98d14fe093a5"
