@@ -375,7 +375,7 @@ class _Team:
     def __init__(self, work: Callable[[Chunk], Scanned], threads: int) -> None:
         self.ahead: deque[_Taken] = deque()
         self._work = work
-        self._most = threads + 1 if threads > 1 else 1
+        self._most = 2 * threads if threads > 1 else 1
         self._others = ThreadPoolExecutor(threads - 1) if threads > 1 else None
 
     @property
