@@ -46,6 +46,7 @@ from perfkit.analysis.waterfall import ladder_terms, to_json, waterfall
 from perfkit.engine.base import Engine, Outcome, RemoteError, WorkerDied
 from perfkit.engine.local import LocalEngine
 from perfkit.errors import InputError, PerfkitError, UsageError
+from perfkit.report.format import plural
 from perfkit.report.report import Report
 from perfkit.sources.ranks import PlannedInput
 from perfkit.store.filesystems import is_remote
@@ -97,7 +98,7 @@ class _Result:
             kept = _read_record(trace.tables, options) if replay else []
             new = analyze_rank(trace.tables, options)
             if not new:
-                raise PerfkitError("no events")
+                raise _nothing_known(trace)
         except PerfkitError as error:
             self.rejected.append({"path": trace.path, "reason": "; ".join([str(error), *trace.oddities])})
             return
@@ -115,6 +116,16 @@ class _Result:
         if trace.world_size is not None:
             self.world_sizes.add(trace.world_size)
         self.synthetic |= trace.synthetic
+
+
+def _nothing_known(trace: TracePart) -> PerfkitError:
+    """Return why there is nothing to analyse: no events, or only such as say nothing about a training job."""
+    if not trace.num_events:
+        return PerfkitError("no events")
+    return PerfkitError(
+        f"{plural(trace.num_events, 'event')}, none of which is known as device work, a framework op or a range",
+        next_step="give a trace of torch.profiler or Nsight Systems, or name its categories in PERFKIT_CLASSES",
+    )
 
 
 def analyze(

@@ -33,6 +33,7 @@ _SEE_HOST = {
     True: "trace NVTX too (nsys profile --trace=cuda,nvtx) and put ranges around what the host does; in PyTorch "
     "torch.autograd.profiler.emit_nvtx() names every op",
 }
+_SEE_CALLERS = "record call stacks too (with_stack=True), to see what the host does between its ops"
 _SEE_DEVICE = {
     False: "profile with ProfilerActivity.CUDA too",
     True: "trace CUDA too (nsys profile --trace=cuda,nvtx)",
@@ -56,6 +57,8 @@ def data_bound(facts: Facts) -> Finding | None:
 
 def sync_points(facts: Facts) -> Finding | None:
     """Report that the host waits for the device and then the device for the host."""
+    if not facts.has_device:  # a host that waits for work which the trace does not hold drains nothing
+        return None
     return _culprit(
         facts, "sync_points", "sync", SYNC_POINTS, "Blocking synchronisations drain the device",
         "remove .item(), .cpu(), print(tensor) and boolean indexing from the step, or do them every N steps; "
@@ -110,7 +113,7 @@ def host_bound(facts: Facts) -> Finding | None:
         "compile": "warm up all shapes before training, and mark dynamic dimensions",
         "logging": "log every N steps, from another thread",
         "optimizer": "use a fused optimizer (fused=True) or foreach",
-        "unattributed": _SEE_HOST[facts.by_nsys],
+        "unattributed": _SEE_HOST[facts.by_nsys] if facts.has_device else _SEE_CALLERS,
     }.get(worst, (f"use {_faster_launches(facts)}larger batches, and " if facts.has_device else "") + look)
     return Finding(
         "host_bound",

@@ -15,7 +15,7 @@ inside it, stand for them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from perfkit.analysis.ops import MATMUL, CallTree, Floats
 from perfkit.analysis.phases import PHASES, modules, phases
 from perfkit.analysis.timeline import Mask, Timeline, device_column
 from perfkit.analysis.windows import Windows
+from perfkit.flops.op_costs import op_kind
 from perfkit.schema import KERNELS, conform
 
 _TENSOR_FP32 = re.compile(r"tf32|xf32|s1688|tensorop_s|nvjet_s", re.I)
@@ -215,12 +216,13 @@ def _host_runs(timeline: Timeline, busy: Busy, tree: CallTree) -> _Runs:
     cost = np.append(costs.of, -1)[op]
     kinds = [FAMILIES.index(k) if k in FAMILIES else -1 for k in costs.kind]
     family = np.array([*kinds, -1], np.int64)[cost]
-    guess = _families(timeline, tree.name[op])
+    guess = _families(timeline, tree.name[op], _families_of_ops)
     family = np.where((family < 0) | (family == FAMILIES.index("unknown")), guess, family)
     counts = np.append(tree.products, False)[op]
     product = np.isin(family, [FAMILIES.index(f) for f in MATMUL])
     carries = np.where(product & ~counts, -1, op)  # a wrapper's own time has no FLOPs of its own
-    family = np.where(product & ~counts & (cost >= 0), FAMILIES.index("other"), family)
+    wraps = ~np.isnan(np.append(costs.flops, np.nan)[cost])  # it could count, and one inside it does
+    family = np.where(product & ~counts & wraps, FAMILIES.index("other"), family)
     length = (high - low).astype(np.float64)
     first = np.zeros(len(op), bool)
     first[np.unique(op, return_index=True)[1]] = True
@@ -230,11 +232,24 @@ def _host_runs(timeline: Timeline, busy: Busy, tree: CallTree) -> _Runs:
     )  # fmt: skip
 
 
-def _families(timeline: Timeline, names: Ints) -> Ints:
+def _families_of_kernels(names: list[str]) -> list[str]:
+    found: list[str] = kernel_family(pa.array(names, pa.utf8())).to_pylist()
+    return found
+
+
+def _families_of_ops(names: list[str]) -> list[str]:
+    """Return families by what an op is known to do; patterns of kernel names are for the others."""
+    known = [op_kind(name) for name in names]
+    return [
+        guess if kind is None else kind if kind in FAMILIES else "other"
+        for kind, guess in zip(known, _families_of_kernels(names), strict=True)
+    ]
+
+
+def _families(timeline: Timeline, names: Ints, of: Callable[[list[str]], list[str]] = _families_of_kernels) -> Ints:
     used = np.unique(names)
     lut = np.zeros(len(timeline.names), np.int64)
-    found = kernel_family(pa.array([timeline.names[i] for i in used], pa.utf8())).to_pylist()
-    lut[used] = [FAMILIES.index(f) for f in found]
+    lut[used] = [FAMILIES.index(family) for family in of([timeline.names[i] for i in used])]
     result: Ints = lut[names]
     return result
 

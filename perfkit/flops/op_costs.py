@@ -2,6 +2,7 @@
 
     op_cost(name, input_dims, input_types, concrete_inputs) -> Cost
     op_costs(table) -> table with flops, bytes, kind, dtype; one row per row of `table`
+    op_kind(name) -> what an op does as far as its name tells, whether or not its shapes were recorded
 
 `table` has a column `name` and the JSON columns of the `ops` table. Work is done once per distinct
 (name, shapes, types, values), not once per event. An op that is not known has null FLOPs and bytes and
@@ -92,16 +93,34 @@ _BY_KIND: dict[str, Callable[[OpCall], Cost]] = {
 }
 
 
+_EMBEDDINGS = {"aten::embedding": _embedding, "aten::embedding_dense_backward": _embedding_backward}
+
+
+@cache
+def _simple() -> dict[str, str]:
+    """Ops that move or touch every element once, by what they do."""
+    text = resources.files("perfkit.flops").joinpath("data", "op_kinds.csv").read_text("utf-8")
+    return {row["op"]: row["kind"] for row in csv.DictReader(text.splitlines())}
+
+
 @cache
 def _families() -> dict[str, Callable[[OpCall], Cost]]:
-    """Every op with a formula; the simple ones are listed in data/op_kinds.csv."""
-    text = resources.files("perfkit.flops").joinpath("data", "op_kinds.csv").read_text("utf-8")
-    simple = {row["op"]: _BY_KIND[row["kind"]] for row in csv.DictReader(text.splitlines())}
-    embedding = {"aten::embedding": _embedding, "aten::embedding_dense_backward": _embedding_backward}
-    return {**simple, **embedding, **GEMMS, **CONVOLUTIONS, **ATTENTION}
+    """Every op with a formula."""
+    simple = {op: _BY_KIND[kind] for op, kind in _simple().items()}
+    return {**simple, **_EMBEDDINGS, **GEMMS, **CONVOLUTIONS, **ATTENTION}
 
 
 _OVERLOAD = re.compile(r"\.[a-z_]\w*$", re.I)
+
+
+def op_kind(name: str) -> str | None:
+    """Return gemm, conv, attention, embedding, norm, elementwise, reduction, copy or view; None of an unknown op."""
+    name = name if name in _families() else _OVERLOAD.sub("", name)
+    for kind, ops in (("gemm", GEMMS), ("conv", CONVOLUTIONS), ("attention", ATTENTION), ("embedding", _EMBEDDINGS)):
+        if name in ops:
+            return kind
+    simple = _simple().get(name)
+    return "copy" if simple == "fill" else simple
 
 
 def known_ops() -> list[str]:

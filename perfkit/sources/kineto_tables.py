@@ -30,6 +30,8 @@ from perfkit.sources.scan import Columns, ScanResult
 
 ON_DEVICE = ("compute", "communication", "memcpy", "memset", "sync", "device_range")
 """Classes whose pid and tid are the device and the stream."""
+OLD_PROCESSES = {"CPU functions", "CUDA functions"}
+"""Of PyTorch before 1.8, which wrote no categories. The threads of the second are devices."""
 
 
 @dataclass(slots=True)
@@ -83,11 +85,13 @@ def _has_phase(phase: pa.DictionaryArray, wanted: str) -> npt.NDArray[np.bool_]:
 
 
 def _events(scanned: pa.RecordBatch, first: int, collective: npt.NDArray[np.bool_], piece: Piece) -> pa.Table:
-    classes = classify_events(scanned["cat"], scanned["name"], collective, scanned["ph"])
+    is_old = not OLD_PROCESSES.isdisjoint(_used(scanned["pid_text"]))
+    category = _processes_as_categories(scanned) if is_old else scanned["cat"]
+    classes = classify_events(category, scanned["name"], collective, scanned["ph"])
     # device work without these args (gpu_user_annotation, old files) says it by its track
     lookup = np.array([*(name in ON_DEVICE for name in classes.dictionary.to_pylist()), False])
     on_device = lookup[codes_of(classes)]
-    device = _where_null(scanned["device"], on_device, scanned["pid"])
+    device = _where_null(scanned["device"], on_device, scanned["tid" if is_old else "pid"])
     stream = _where_null(scanned["stream"], on_device, scanned["tid"])
     duration = scanned["dur"]
     smallest = pc.min(duration).as_py()
@@ -119,6 +123,11 @@ def _events(scanned: pa.RecordBatch, first: int, collective: npt.NDArray[np.bool
     if "unknown_args" in scanned.schema.names:
         arrays["args"] = scanned["unknown_args"]
     return pa.table(arrays)
+
+
+def _processes_as_categories(scanned: pa.RecordBatch) -> pa.DictionaryArray:
+    written, process = (scanned[name].cast(pa.utf8()) for name in ("cat", "pid_text"))
+    return pc.if_else(written.is_valid(), written, process).dictionary_encode()
 
 
 def _without(rows: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:

@@ -156,3 +156,10 @@ def test_what_a_source_found_odd_is_said_in_words_and_counted_once() -> None:
     assert _in_words(Oddity("type_mismatch", 16, "stream is text")) == "type mismatch, 16 times: stream is text"
     assert _in_words(Oddity("unresolved", 15, "15 × device work")) == "unresolved: 15 × device work"
     assert _in_words(Oddity("missing_ts", 1, "")) == "missing ts"
+
+
+def test_events_that_say_nothing_about_training_are_counted_and_not_called_none(tmp_path: Path) -> None:
+    rows = [{"ph": "X", "cat": "Op", "name": "MatMul", "ts": at, "dur": 1, "pid": 1, "tid": 1} for at in (1, 2)]
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": rows}))
+    with pytest.raises(PerfkitError, match=r"2 events, none of which is known.*; give a trace of torch.profiler or"):
+        analyze(tmp_path)

@@ -231,6 +231,24 @@ def test_a_rank_without_a_device_has_the_own_time_of_its_ops() -> None:
     assert sum(r["owned_ns"] for r in rows.values()) == found.summary["totals"]["compute_ns"]
 
 
+def test_without_shapes_an_op_is_known_by_its_name() -> None:
+    found = analyzed(
+        step(0, 0, 200), op(10, 110, "aten::addmm"), op(120, 150, "aten::sum"), op(150, 160, "aten::t"),
+        op(160, 165, "mine::thing"),
+    )  # fmt: skip
+    families = {r["op"]: r["family"] for r in found.tables["kernels"].to_pylist()}
+    assert families == {"aten::addmm": "gemm", "aten::sum": "reduction", "aten::t": "other", "mine::thing": "unknown"}
+
+
+def test_a_convolution_of_unknown_cost_is_one_and_a_wrapper_of_known_cost_is_not() -> None:
+    found = analyzed(
+        step(0, 0, 200), shapes(op(10, 60, "aten::conv2d"), [1, 2, 8, 8]), shapes(op(70, 170, "aten::linear"),
+        [64, 128], [32, 128]), shapes(op(80, 160, "aten::addmm"), [32], [64, 128], [128, 32]),
+    )  # fmt: skip
+    families = {r["op"]: r["family"] for r in found.tables["kernels"].to_pylist()}
+    assert families == {"aten::conv2d": "conv", "aten::linear": "other", "aten::addmm": "gemm"}
+
+
 # ------------------------------------------------------------------ roofline
 
 

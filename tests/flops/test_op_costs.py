@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perfkit.flops.op_attention import attended_pairs
 from perfkit.flops.op_call import UNKNOWN, Cost
-from perfkit.flops.op_costs import known_ops, op_cost, op_costs
+from perfkit.flops.op_costs import known_ops, op_cost, op_costs, op_kind
 
 BF16, FP32, FP8, I64 = "c10::BFloat16", "float", "c10::Float8_e4m3fn", "long int"
 
@@ -246,3 +246,21 @@ def test_damaged_shapes_are_unknown_and_raise_nothing(name, shapes, types, value
     cost = op_cost(name, json.dumps(shapes), json.dumps(types), json.dumps(values))
     assert cost.flops is None or cost.flops >= 0
     assert cost.bytes is None or cost.bytes >= 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("aten::addmm", "gemm"), ("aten::convolution", "conv"), ("aten::embedding", "embedding"), ("aten::t", "view"),
+        ("aten::sum", "reduction"), ("aten::fill_", "copy"), ("aten::add.Tensor", "elementwise"), ("mine::op", None),
+    ],
+)  # fmt: skip
+def test_the_name_alone_tells_what_an_op_does(name, kind):
+    assert op_kind(name) == kind
+
+
+def test_what_the_name_tells_is_what_the_cost_says():
+    square = json.dumps([[4, 4]] * 4)
+    for name in known_ops():
+        cost = op_cost(name, square, json.dumps(["float"] * 4), json.dumps([""] * 4))
+        assert cost.kind in ("unknown", op_kind(name)), name

@@ -318,3 +318,13 @@ def test_an_absurdly_large_event_is_refused(tmp_path, monkeypatch):
     tables, info = read(write(tmp_path / "t.json", document(op(ts=2e15), op(ts=2e15, name="x" * 1_000_000), rank=0)))
     assert len(tables["events"]) == 1
     assert counts(info) == {"invalid_json": 1}
+
+
+def test_before_1_8_the_process_says_what_an_event_is_and_the_thread_which_device(tmp_path):
+    host = {"ph": "X", "name": "aten::mm", "ts": 1.5, "dur": 4, "pid": "CPU functions", "tid": 1, "args": {}}
+    device = {**host, "ts": 2.5, "pid": "CUDA functions", "tid": 0}
+    arrow = {"ph": "s", "cat": "cpu_to_cuda", "name": "aten::mm", "ts": 1.5, "pid": "CPU functions", "tid": 1, "id": 1}
+    tables, _ = read(write(tmp_path / "t.json", [host, arrow, device]))
+    assert [(e["class"], e["category"], e["device"], e["track"]) for e in tables["events"]] == [
+        ("op", None, None, "CPU functions"), ("flow", "cpu_to_cuda", None, "CPU functions"),
+        ("compute", None, 0, "CUDA functions")]  # fmt: skip
