@@ -47,6 +47,7 @@ QUALITY_KINDS: dict[str, str] = {
     "no_base_time": "times are relative to an unknown origin; they cannot be compared with other files",
     "rank_assigned": "the source names no rank; perfkit assigned one",
     "rank_from_file_name": "the rank was taken from the file name",
+    "rank_shared": "perfkit had assigned this rank to a file that names none: are they one rank?",
     "rank_disagrees": "two places name different ranks",
     "overlapping_rank": "another file claims the same rank at the same time; not merged",
     "missing_table": "a table that this kind of report usually has is absent",

@@ -9,13 +9,14 @@ an interruption the same call goes on where it stopped: what is committed is rec
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,7 @@ def ingest(
     run: str | None = None,
     attempt: int = 0,
     keep_args: bool = False,
+    replace: bool = False,
     workers: int | None = None,
     engine: Engine | None = None,
     shard: Shard | None = None,
@@ -149,6 +151,8 @@ def ingest(
 
     `run` defaults to the name of the folder or file. `on_progress(done, total)` counts stored bytes. With a
     `shard`, all files are looked at and that share of the ranks is ingested: n processes do the work of one.
+    With `replace`, files that the store holds are written anew, and those that have changed take the place of what
+    they held before.
     Nothing raises because of one bad file: see `rejected` of the report.
     """
     started = time.perf_counter()
@@ -169,7 +173,7 @@ def ingest(
         if shard is not None:
             named = _take_share(found, shard, report)
         _ingest_spools(found.spools, report, run)
-        committed = lake.committed(report.cluster, report.run, attempt)
+        committed = lake.committed(report.cluster, report.run, attempt, skip_damaged=True)
         cpus = 1 if engine is not None else workers or available_cpus()
         early = LocalEngine(cpus)
         if not committed and not (workers is None and _is_small(found.inputs)):
@@ -179,7 +183,10 @@ def ingest(
             found.inputs = [identified_beside(found.inputs[0], beside, limits)]
         else:
             found.inputs = identified(found.inputs, report.rejected, limits)
-        fresh, again = _skip_known(found.inputs, committed, options, report)
+        sound = set() if replace else {c.fingerprint for c in committed if lake.is_intact(c)}
+        fresh, again = _skip_known(found.inputs, committed, options, report, sound=sound)
+        if replace:
+            fresh, again = _take_place(fresh, again, committed)
         if run is None and fresh:
             report.joined = _elsewhere(committed, listed)
         peeked = [(input, named[input.path]) for input in fresh if input.path in named]
@@ -189,7 +196,7 @@ def ingest(
             lake.create()  # a store that cannot be written is one error, not one per file
         small = workers is None and _is_small(fresh)
         runner = engine or (LocalEngine(1) if small else early)
-        options = replace(options, threads=min(cpus, 4) if small else max(1, cpus // max(1, len(groups))))
+        options = dataclasses.replace(options, threads=min(cpus, 4) if small else max(1, cpus // max(1, len(groups))))
         progress = _Progress([*fresh, *(item.input for item in again)], on_progress)
         works = [_work(report, group, committed, options) for group in groups]
         works += [_work(report, [item], (), options, replacing=True) for item in again]
@@ -197,7 +204,7 @@ def ingest(
         for _ in range(MAX_PLANS):
             if not late:
                 break
-            committed = lake.committed(report.cluster, report.run, attempt)
+            committed = lake.committed(report.cluster, report.run, attempt, skip_damaged=True)
             works = [_work(report, group, committed, options) for group in plan_parts(late, committed)]
             late = _run(runner, works, report, progress)
         for input, _ in late:
@@ -291,11 +298,17 @@ def _elsewhere(committed: Iterable[Commit], paths: Sequence[str | os.PathLike[st
 
 
 def _skip_known(
-    inputs: Iterable[Input], committed: Sequence[Commit], options: ReadOptions, report: IngestReport
+    inputs: Iterable[Input],
+    committed: Sequence[Commit],
+    options: ReadOptions,
+    report: IngestReport,
+    *,
+    sound: Collection[str],
 ) -> tuple[list[Input], list[PlannedInput]]:
     """Leave out what the store already holds, and copies of the same content.
 
-    Returns what is new, and what is there but was read with other options and must be replaced.
+    Returns what is new, and what is there but must be replaced: it was read with other options, or the fingerprint of
+    its commit is not among the `sound` ones.
     """
     inputs = list(inputs)
     if not committed and len(inputs) == 1:
@@ -311,17 +324,38 @@ def _skip_known(
             report.ignored.append(Ignored(input.path, f"same content as {first_path[input.fingerprint]}"))
             continue
         first_path[input.fingerprint] = input.path
-        commits = sorted(by_content.get(input.fingerprint, []), key=lambda commit: commit.fingerprint)
+        commits = sorted(by_content.get(input.fingerprint, []), key=_part_number)
         if not commits or len(commits) < commits[0].extra.get("parts", 1):
             fresh.append(input)
-        elif not any(REMOVED in c.extra for c in commits) and {c.fingerprint for c in commits} == {
-            content_key(input, k, options) for k in range(len(commits))
-        }:
+        elif all(REMOVED not in c.extra and c.fingerprint in sound for c in commits) and {
+            c.fingerprint for c in commits
+        } == {content_key(input, k, options) for k in range(len(commits))}:
             report.files.append(_already_there(input, commits))
         else:
-            parts = (PlannedPart(c.rank, c.segment, c.rank_source or "source") for c in commits)
-            again.append(PlannedInput(input, tuple(parts)))
+            again.append(_in_place_of(commits, input))
     return fresh, again
+
+
+def _take_place(
+    fresh: Iterable[Input], again: list[PlannedInput], committed: Iterable[Commit]
+) -> tuple[list[Input], list[PlannedInput]]:
+    """Let files that have changed since they were ingested take the place of what they held."""
+    by_path: dict[str, list[Commit]] = {}
+    for commit in committed:
+        by_path.setdefault(commit.source_path, []).append(commit)
+    changed = {input.path: input for input in fresh if input.path in by_path}
+    new = [input for input in fresh if input.path not in changed]
+    return new, again + [_in_place_of(by_path[path], input) for path, input in changed.items()]
+
+
+def _in_place_of(commits: Iterable[Commit], input: Input) -> PlannedInput:
+    in_order = sorted(commits, key=_part_number)
+    return PlannedInput(input, tuple(PlannedPart(c.rank, c.segment, c.rank_source or "source") for c in in_order))
+
+
+def _part_number(commit: Commit) -> int:
+    """Return which part of its input a commit holds; see `content_key`."""
+    return int(commit.fingerprint.partition("#")[2].partition("+")[0] or 0)
 
 
 def _already_there(input: Input, commits: Sequence[Commit]) -> IngestedFile:
@@ -349,7 +383,7 @@ def _work(
     ranks = {part.rank for item in group for part in item.parts}
     own = {item.input.fingerprint for item in group if committed}
     earlier = tuple(
-        TimeRange(c.rank, c.start_ns, c.end_ns, c.source_path, c.source)
+        TimeRange(c.rank, c.start_ns, c.end_ns, c.source_path, c.source, c.rank_source == "assigned")
         for c in committed
         if c.rank in ranks and c.start_ns is not None and c.end_ns is not None
         if c.fingerprint.partition("#")[0] not in own

@@ -52,6 +52,8 @@ class TimeRange:
     end_ns: int
     path: str
     source: str = ""
+    is_assigned: bool = False
+    """The source did not name the rank."""
 
 
 BESIDE = ("capture", "torchtitan", "megatron")

@@ -227,6 +227,12 @@ def _is_as_planned(reading: Reading, item: PlannedInput, covered: Sequence[TimeR
         raise InputError(f"nothing could be read: {reason}", path=path, next_step="export the trace again")
     for info, planned in zip(reading.parts, item.parts, strict=True):
         other = overlapping(info, planned.rank, covered)
+        if other is not None and other.path == path:
+            raise InputError(
+                "has changed since it was ingested; the store keeps what it held then",
+                path=path,
+                next_step="take its place with --replace, or ingest it as a run of its own with --run NAME",
+            )
         if other is not None:
             raise InputError(
                 f"claims rank {planned.rank}, as {other.path} does, and both cover the same time; not merged",
@@ -243,6 +249,10 @@ def _commit(reading: Reading, writers: Sequence[SegmentWriter], item: PlannedInp
             info.note("rank_from_file_name", 1, f"rank {planned.rank} was taken from the file name")
         elif planned.rank_source == "assigned":
             info.note("rank_assigned", 1, f"the source names no rank; perfkit assigned {planned.rank}")
+        elif other := next((t for t in covered if t.rank == planned.rank and t.is_assigned), None):
+            info.note(
+                "rank_shared", 1, f"{other.path} names no rank and was given {planned.rank} before: is it this one?"
+            )
         info.rank_source = planned.rank_source
         oddities = [
             {"path": path, "kind": oddity.kind, "count": oddity.count, "detail": oddity.detail}
@@ -251,4 +261,8 @@ def _commit(reading: Reading, writers: Sequence[SegmentWriter], item: PlannedInp
         writer.write("quality", meta_rows(QUALITY, oddities))
         writer.commit(info, source_path=path, extra={"parts": len(item.parts), "bytes_read": reading.bytes_read})
         if info.start_ns is not None and info.end_ns is not None:
-            covered.append(TimeRange(planned.rank, info.start_ns, info.end_ns, path, info.source))
+            covered.append(
+                TimeRange(
+                    planned.rank, info.start_ns, info.end_ns, path, info.source, planned.rank_source == "assigned"
+                )
+            )

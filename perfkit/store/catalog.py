@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,7 +19,7 @@ import pyarrow.fs as pafs
 
 from perfkit.errors import StoreError
 from perfkit.store import layout
-from perfkit.store.commits import Commit, DamagedCommit, Pack, RunSummary, summarise
+from perfkit.store.commits import Commit, DamagedCommit, Pack, RunSummary, summarise, unsealed
 from perfkit.store.files import Files
 from perfkit.store.layout import RunKey
 from perfkit.store.reading import Piece
@@ -149,14 +150,18 @@ class Catalog:
         return found
 
     def runs(self, which: Which) -> list[RunSummary]:
-        """Every attempt that has a commit or a run.json, by name."""
+        """Every attempt that has a commit or a run.json, by name; one that is damaged costs no other, and says so."""
         manifests = self._manifests(which)
-        documents = self._documents(which, manifests)
-        commits_found = self.load(which, manifests=manifests).sound()
-        groups = itertools.groupby(commits_found, key=lambda commit: commit.key)
+        entries = self._load_documents(manifests)
+        documents = dict(entry for entry in entries if not isinstance(entry, DamagedCommit))
+        loaded = self.load(which, manifests=manifests)
+        groups = itertools.groupby(loaded.commits, key=lambda commit: commit.key)
         commits = {key: list(group) for key, group in groups}
-        keys = sorted(commits.keys() | documents.keys())
-        return [summarise(key, commits.get(key, ()), documents.get(key, {})) for key in keys]
+        known = {key.folder: key for key in (*commits, *documents)}
+        broken = (*loaded.damaged, *(entry for entry in entries if isinstance(entry, DamagedCommit)))
+        damaged = Counter(_run_of(error.commit_path, known) for error in broken)
+        keys = sorted(commits.keys() | documents.keys() | damaged.keys())
+        return [summarise(key, commits.get(key, ()), documents.get(key, {}), damaged[key]) for key in keys]
 
     def metadata(self, key: RunKey) -> dict[str, Any]:
         """Return what run.json says about a run; nothing if there is none."""
@@ -214,9 +219,9 @@ class Catalog:
             return error
 
     def key_of(self, run_json: str) -> RunKey | None:
-        """Return the run that a run.json is about; None if it has gone."""
+        """Return the run that a run.json is about; None if it has gone or is damaged."""
         loaded = self._load_document(run_json)
-        return loaded[0] if loaded else None
+        return None if loaded is None or isinstance(loaded, DamagedCommit) else loaded[0]
 
     def shards(self, key: RunKey) -> list[dict[str, Any]]:
         """Return what the shards of an ingest said at their end."""
@@ -229,25 +234,35 @@ class Catalog:
                 found.append(dict(json.loads(data)))
         return found
 
-    def _documents(self, which: Which, manifests: Sequence[str] | None = None) -> dict[RunKey, dict[str, Any]]:
-        listed = self._manifests(which) if manifests is None else manifests
-        paths = [path for path in listed if path.endswith("/run.json")]
-        with ThreadPoolExecutor(max_workers=_READERS) as pool:
-            loaded = pool.map(self._load_document, paths)
-        return {key: metadata for entry in loaded if entry for key, metadata in [entry]}
+    def _documents(self, which: Which) -> dict[RunKey, dict[str, Any]]:
+        documents = {}
+        for entry in self._load_documents(self._manifests(which)):
+            if isinstance(entry, DamagedCommit):
+                raise entry
+            documents[entry[0]] = entry[1]
+        return documents
 
-    def _load_document(self, path: str) -> tuple[RunKey, dict[str, Any]] | None:
+    def _load_documents(self, manifests: Sequence[str]) -> list[tuple[RunKey, dict[str, Any]] | DamagedCommit]:
+        paths = [path for path in manifests if path.endswith("/run.json")]
+        with ThreadPoolExecutor(max_workers=_READERS) as pool:
+            return [entry for entry in pool.map(self._load_document, paths) if entry]
+
+    def _load_document(self, path: str) -> tuple[RunKey, dict[str, Any]] | DamagedCommit | None:
         data = self.files.read_bytes(path)
         if data is None:
             return None
         try:
-            document = json.loads(data)
+            document = unsealed(data)
             key = RunKey(document["cluster"], document["run"], document["attempt"])
+            if path != layout.run_json_path(key):
+                raise ValueError(f"it is of {key}")
             return key, dict(document["metadata"])
         except (ValueError, TypeError, KeyError):
-            raise StoreError(
+            error = DamagedCommit(
                 f"{self.files.name}/{path} is damaged", next_step="delete that file; the commits say the rest"
-            ) from None
+            )
+            error.commit_path = path
+            return error
 
     def _nothing_of(self, which: Which) -> StoreError:
         there = sorted({f"{c.cluster}/{c.run}" for c in self.commits(Which())})

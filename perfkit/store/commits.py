@@ -2,12 +2,17 @@
 
 A `Commit` is one JSON object per segment. It is the only thing that makes rows visible, and it holds all
 that a listing needs, so that `perfkit store ls` opens no Parquet file. A `Pack` is many of them in one object.
+
+Each begins with a checksum of itself (`sealed`), and lies where it says that it belongs: a flipped bit moves no rows to
+another run, and no path leads out of the store. What an older perfkit wrote has no checksum.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from perfkit.errors import StoreError
-from perfkit.store.layout import RunKey
+from perfkit.store.layout import RunKey, commit_path
 from perfkit.store.migrations import check_version
 
 if TYPE_CHECKING:
@@ -23,9 +28,27 @@ if TYPE_CHECKING:
 
 
 class DamagedCommit(StoreError):
-    """A commit that cannot be parsed."""
+    """A commit that cannot be parsed, or is not what was written."""
 
     commit_path = ""
+
+
+_SEAL = re.compile(rb'\{"crc": (\d+),\n')
+
+
+def sealed(fields: Mapping[str, Any], *, indent: int | None = None) -> bytes:
+    """Serialise with a checksum in front; whatever reads JSON reads it."""
+    body = json.dumps(fields, ensure_ascii=False, indent=indent).encode("utf-8", "backslashreplace")
+    body = body.removeprefix(b"{").lstrip()
+    return b'{"crc": %d,\n' % zlib.crc32(body) + body
+
+
+def unsealed(data: bytes) -> Any:
+    """Parse; ValueError if the checksum is wrong."""
+    seal = _SEAL.match(data)
+    if seal and int(seal[1]) != zlib.crc32(data[seal.end() :]):
+        raise ValueError("its checksum is wrong")
+    return json.loads(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +113,7 @@ class Commit:
 
     def to_json(self) -> bytes:
         """Serialise."""
-        return json.dumps(self.to_dict(), ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace")
+        return sealed(self.to_dict(), indent=1)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what is serialised."""
@@ -102,16 +125,24 @@ class Commit:
     def from_json(cls, data: bytes, path: str) -> Commit:
         """Parse. Keys that a newer perfkit of the same schema version added are ignored."""
         with _naming_damage(path):
-            return cls.from_dict(json.loads(data), path)
+            commit = cls.from_dict(unsealed(data), path)
+            if not path.endswith(commit_path(commit.key, commit.rank, commit.segment)):
+                raise ValueError(f"it is of {commit.key}, rank {commit.rank}, segment {commit.segment}")
+            return commit
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], path: str) -> Commit:
-        """Make it from what was serialised."""
+        """Make it from what was serialised; its files lie in the folders of its run, and nowhere else."""
         check_version(fields["schema_version"], path)
         known = {f.name: fields[f.name] for f in dataclasses.fields(cls) if f.name in fields}
         known["files"] = tuple(_committed_file(file) for file in fields["files"])
         known["oddities"] = tuple(fields.get("oddities", ()))
-        return cls(**known)
+        commit = cls(**known)
+        folder = commit.key.folder
+        astray = [file.path for file in commit.files if file.path.rpartition("/")[0] != f"{file.table}/{folder}"]
+        if astray or f"/{folder}/" not in path:
+            raise ValueError(f"{astray[0]} does not belong to it" if astray else f"it is of {commit.key}")
+        return commit
 
 
 def _committed_file(fields: Mapping[str, Any]) -> CommittedFile:
@@ -142,13 +173,13 @@ class Pack:
     def to_json(self) -> bytes:
         """Serialise."""
         fields = {"id": self.id, "created_ns": self.created_ns, "commits": [c.to_dict() for c in self.commits]}
-        return json.dumps(fields, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        return sealed(fields)
 
     @classmethod
     def from_json(cls, data: bytes, path: str) -> Pack:
         """Parse."""
         with _naming_damage(path):
-            fields = json.loads(data)
+            fields = unsealed(data)
             commits = tuple(Commit.from_dict(commit, path) for commit in fields["commits"])
             return cls(str(fields["id"]), int(fields["created_ns"]), commits)
 
@@ -201,6 +232,8 @@ class RunSummary:
     versions: dict[str, str]
     metadata: dict[str, Any]
     """What run.json adds: name, user, model, mesh, …"""
+    damaged: int = 0
+    """Manifests that cannot be read: what they list is missing here, and reading the run is an error."""
 
     @property
     def key(self) -> RunKey:
@@ -208,7 +241,7 @@ class RunSummary:
         return RunKey(self.cluster, self.run, self.attempt)
 
 
-def summarise(key: RunKey, commits: Iterable[Commit], metadata: Mapping[str, Any]) -> RunSummary:
+def summarise(key: RunKey, commits: Iterable[Commit], metadata: Mapping[str, Any], damaged: int = 0) -> RunSummary:
     """Add up the commits of one attempt."""
     commits = list(commits)
     known = metadata.get
@@ -238,4 +271,5 @@ def summarise(key: RunKey, commits: Iterable[Commit], metadata: Mapping[str, Any
         schema_versions=tuple(sorted({c.schema_version for c in commits})),
         versions=versions,
         metadata=dict(metadata),
+        damaged=damaged,
     )

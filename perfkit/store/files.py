@@ -80,6 +80,15 @@ class Files:
             found = self.filesystem.get_file_info(selector)
         return sorted((info for info in found if info.type == pafs.FileType.File), key=lambda info: str(info.path))
 
+    def own(self, folder: str) -> list[pafs.FileInfo]:
+        """All files below a folder that lie in the store itself: a symbolic link may lead to anything."""
+        found = self.walk(folder)
+        if not self.local:
+            return found
+        root = Path(self.root).resolve()
+        folders = {parent: Path(parent).resolve() for parent in {str(Path(info.path).parent) for info in found}}
+        return [info for info in found if folders[str(Path(info.path).parent)].is_relative_to(root)]
+
     def check_reachable(self) -> None:
         """Raise what is wrong with the place: a bucket that does not exist looks like one without a store."""
         if not self.local:

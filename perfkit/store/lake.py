@@ -24,14 +24,14 @@ from perfkit.errors import StoreError, UsageError
 from perfkit.schema import RUNS, SCHEMA_VERSION, TABLES, TableSchema, table_from_rows
 from perfkit.store import layout, upkeep
 from perfkit.store.catalog import Catalog, Which
-from perfkit.store.commits import Commit, RunSummary, summarise
+from perfkit.store.commits import Commit, RunSummary, sealed, summarise
 from perfkit.store.files import Files
 from perfkit.store.filesystems import is_remote
 from perfkit.store.layout import RunKey
 from perfkit.store.packing import Packed, pack_run
 from perfkit.store.reading import Selection
 from perfkit.store.retention import Retention, plan_retention
-from perfkit.store.segment import SegmentWriter
+from perfkit.store.segment import SegmentWriter, is_intact
 from perfkit.store.upkeep import Orphan
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Store:
         summary = summarise(key, self.committed(cluster, run, attempt), known)
         document = {"cluster": cluster, "run": run, "attempt": attempt, "metadata": known}
         row = table_from_rows(RUNS, [_run_row(summary)])
-        beside = {layout.run_json_path(key): json.dumps(document).encode()}
+        beside = {layout.run_json_path(key): sealed(document)}
         upkeep.publish_table(self._files, RUNS, row, layout.run_row_path(key), beside=beside)
         return summary
 
@@ -145,9 +145,20 @@ class Store:
         missing = [(sorted(set(range(count)) - there), count) for count, there in divisions.items()]
         return min(missing, key=lambda division: len(division[0]))
 
-    def committed(self, cluster: str, run: str, attempt: int = 0) -> list[Commit]:
-        """All commits of one attempt, by rank and segment; none if the run or the store does not exist yet."""
-        return self._catalog.commits(Which(cluster, run, attempt))
+    def committed(self, cluster: str, run: str, attempt: int = 0, *, skip_damaged: bool = False) -> list[Commit]:
+        """All commits of one attempt, by rank and segment; none if the run or the store does not exist yet.
+
+        Whoever writes anew what is damaged skips it.
+        """
+        loaded = self._catalog.load(Which(cluster, run, attempt))
+        return loaded.commits if skip_damaged else loaded.sound()
+
+    def is_intact(self, commit: Commit) -> bool:
+        """Say whether the files that a commit lists are there, with their sizes and footers; pages are not read.
+
+        An object store is trusted: it checks what it keeps, and asking after every object takes longer than an ingest.
+        """
+        return not self._files.local or is_intact(self._files, commit)
 
     def runs(
         self, *, cluster: str | None = None, run: str | None = None, attempt: int | None = None

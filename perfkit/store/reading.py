@@ -139,6 +139,8 @@ class Selection:
                 f"{path} is gone, although a commit lists it",
                 next_step="read again if the run was being replaced, else ingest its source again",
             ) from None
+        except PermissionError:
+            raise StoreError(f"{path}: permission denied", next_step="make it readable with `chmod u+r`") from None
         except (OSError, pa.ArrowException, ValueError) as error:  # ValueError: text that is not UTF-8
             raise self._damaged(piece, error) from error
         return fragment
@@ -182,7 +184,7 @@ class Selection:
 
     def _damaged(self, piece: Piece, error: BaseException) -> StoreError:
         what = f"{self.files.path(piece.path)} is damaged: {first_line(error)}"
-        return StoreError(what, next_step="ingest its source again")
+        return StoreError(what, next_step="ingest its source again with --replace")
 
     def find_damage(self) -> StoreError | None:
         """Read every piece alone and name the first that cannot be read."""

@@ -33,7 +33,7 @@ from perfkit.errors import SchemaError, StoreError, UsageError
 from perfkit.schema import SCHEMA_VERSION, TABLES, TableSchema, conform
 from perfkit.store import layout
 from perfkit.store.commits import TOLD_BY_THE_SOURCE, Commit, CommittedFile, DamagedCommit, Pack, describe_part
-from perfkit.store.files import Files, discard, store_errors
+from perfkit.store.files import Files, check_footer, discard, store_errors
 from perfkit.store.footer import footer_crc
 from perfkit.store.parquet import FIRST_GROUP_ROWS, ROW_GROUP_ROWS, open_writer
 
@@ -104,7 +104,8 @@ class SegmentWriter:
         """Make the segment visible, all at once, and return its commit.
 
         If the same content is there already, nothing changes and the commit that was there is returned.
-        Other content under the same rank and segment is an error unless the writer was opened with `replace`.
+        Other content under the same rank and segment is an error. A writer that was opened with `replace` writes anew
+        in both cases: pages may be damaged, which only reading them all would show.
         """
         return self._finish({**describe_part(info), "source_path": source_path, "extra": dict(extra or {})})
 
@@ -198,7 +199,7 @@ class SegmentWriter:
 
     def _publish_and_commit(self, described: dict[str, Any]) -> Commit:
         previous = load_commit(self._files, self.key, self.rank, self.segment)
-        if previous and self._says_the_same(previous):
+        if previous and not self._replace and self._says_the_same(previous):
             return previous
         if previous and not self._replace and previous.fingerprint != self.fingerprint:
             raise SegmentTaken(
@@ -228,9 +229,9 @@ class SegmentWriter:
 
     def _says_the_same(self, previous: Commit) -> bool:
         rows = {table: part.rows for table, part in self._parts.items()}
-        told, found = (self.fingerprint, SCHEMA_VERSION, rows), previous
-        same = told == (found.fingerprint, found.schema_version, found.rows)
-        return same and self._files.sizes([f.path for f in previous.files]) == [f.bytes for f in previous.files]
+        told = self.fingerprint, SCHEMA_VERSION, rows
+        same = told == (previous.fingerprint, previous.schema_version, previous.rows)
+        return same and is_intact(self._files, previous)
 
     def _placed(self, generation: int) -> dict[CommittedFile, Path]:
         """Return where the parts will lie, and where they are; and remove what lies there of a writer that died."""
@@ -375,6 +376,19 @@ class _WriterThread:
                     job()
                 except BaseException as error:
                     self._error = error  # raised in the caller by the next submit or by finish
+
+
+def is_intact(files: Files, commit: Commit) -> bool:
+    """Say whether the files that a commit lists are there, with their sizes and footers; pages are not read."""
+    sizes = files.sizes([file.path for file in commit.files])
+    try:
+        for file, size in zip(commit.files, sizes, strict=True):
+            if size is None or (file.pack is None and size != file.bytes):
+                return False
+            check_footer(files, file.path, file.footer_crc)
+    except (StoreError, OSError, ValueError):
+        return False
+    return True
 
 
 def load_commit(files: Files, key: layout.RunKey, rank: int, segment: int) -> Commit | None:

@@ -36,7 +36,7 @@ def find_orphans(files: Files, *, older_than_hours: float) -> list[Orphan]:
     belongs to a commit that cannot be read.
     """
     now = time.time()
-    listed = [info for folder in (layout.SCRATCH, *SEGMENT_TABLES) for info in files.walk(folder)]
+    listed = [info for folder in (layout.SCRATCH, *SEGMENT_TABLES) for info in files.own(folder)]
     found = Catalog(files).load(Which())
     wanted = {file.path for commit in found.commits for file in commit.files}
     protected = {_segment_of(error.commit_path) for error in found.damaged}
@@ -66,7 +66,7 @@ def remove_run(files: Files, key: layout.RunKey) -> None:
     """Remove everything of an attempt; first what makes it visible."""
     folders = [f"{top}/{key.folder}" for top in (layout.MANIFESTS, *TABLES)]
     for folder in folders:
-        for info in files.walk(folder):
+        for info in files.own(folder):
             files.delete(files.relative(info))
         files.prune(folder.rpartition("/")[0])
 

@@ -366,3 +366,70 @@ def test_all_real_dumps_end_in_rows_or_one_clear_line(traces, tmp_path):
 )  # fmt: skip
 def test_a_run_is_named_after_what_was_given(paths, name):
     assert default_run(paths) == name
+
+
+def break_footer(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 255
+    path.write_bytes(content)
+
+
+def break_page(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[60] ^= 255  # the first page begins after four bytes and its header
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [break_footer, Path.unlink])
+def test_what_is_damaged_in_the_store_is_written_anew_by_the_next_ingest(tmp_path, damage):
+    file = write(tmp_path / "rank0.json", trace())
+    ingest(file, store=tmp_path / "s")
+    before = events(tmp_path / "s")
+    (part,) = (Path(path) for path in Store(tmp_path / "s").files("events"))
+    damage(part)
+    with pytest.raises(StoreError):
+        events(tmp_path / "s")
+    assert [f.status for f in ingest(file, store=tmp_path / "s").files] == ["ingested"]
+    assert events(tmp_path / "s").equals(before)
+
+
+def test_a_damaged_commit_is_written_anew_by_the_next_ingest(tmp_path):
+    files = [write(tmp_path / f"rank{rank}.json", trace(rank)) for rank in range(2)]
+    ingest(*files, store=tmp_path / "s")
+    before = events(tmp_path / "s")
+    commit = next((tmp_path / "s").rglob("commits/00001-*.json"))
+    commit.write_bytes(commit.read_bytes()[:-30])
+    done = ingest(*files, store=tmp_path / "s")
+    assert sorted(file.status for file in done.files) == ["ingested", "unchanged"]
+    assert events(tmp_path / "s").equals(before)
+
+
+def test_replace_writes_anew_what_only_reading_all_pages_would_show(tmp_path):
+    file = write(tmp_path / "rank0.json", trace(count=3000))
+    ingest(file, store=tmp_path / "s")
+    before = events(tmp_path / "s")
+    (part,) = (Path(path) for path in Store(tmp_path / "s").files("events"))
+    break_page(part)
+    with pytest.raises(StoreError, match="damaged"):
+        events(tmp_path / "s")
+    assert [f.status for f in ingest(file, store=tmp_path / "s").files] == ["unchanged"]
+    assert [f.status for f in ingest(file, store=tmp_path / "s", replace=True).files] == ["ingested"]
+    assert events(tmp_path / "s").equals(before)
+
+
+def test_a_file_that_has_grown_takes_the_place_of_what_it_held_only_if_told_to(tmp_path):
+    file = write(tmp_path / "rank0.json", trace(count=3))
+    ingest(file, store=tmp_path / "s")
+    write(file, trace(count=9))
+    assert "has changed since it was ingested" in reasons(ingest(file, store=tmp_path / "s"))
+    assert len(events(tmp_path / "s")) == 4
+    done = ingest(file, store=tmp_path / "s", replace=True)
+    assert (done.rejected, len(events(tmp_path / "s"))) == ([], 10)
+
+
+def test_a_rank_that_was_assigned_before_and_is_named_now_is_said(tmp_path):
+    ingest(write(tmp_path / "a.json", trace(None)), store=tmp_path / "s")
+    done = ingest(write(tmp_path / "b.json", trace(0, start=500)), store=tmp_path / "s")
+    (note,) = done.files[0].notes
+    assert note["kind"] == "rank_shared"
+    assert "a.json names no rank and was given 0 before" in note["detail"]

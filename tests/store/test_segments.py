@@ -1,5 +1,6 @@
 import json
 import os
+import random
 from pathlib import Path
 
 import numpy as np
@@ -425,3 +426,68 @@ def test_gc_spares_what_belongs_to_a_commit_that_cannot_be_read(store, write):
     next(Path(store.uri).rglob("commits/*.json")).write_bytes(b"{")
     assert store.gc(older_than_hours=0, dry_run=False) == []
     assert list(Path(store.uri).rglob("part-*.parquet"))
+
+
+class TestManifests:
+    def test_any_flipped_bit_of_a_commit_is_noticed(self, store, write):
+        write(store)
+        commit = next(Path(store.uri).rglob("commits/*.json"))
+        content = commit.read_bytes()
+        for seed in range(200):
+            damaged = flipped(content, random.Random(seed))
+            commit.write_bytes(damaged)
+            try:
+                rows = Store(store.uri).read("events")
+            except StoreError:
+                continue
+            assert len(rows) == 10, damaged  # in the checksum's own name, which takes the checksum away
+
+    def test_a_bit_of_run_json_moves_no_run(self, store, write):
+        write(store)
+        store.finalise("c", "r")
+        (path,) = Path(store.uri).rglob("run.json")
+        path.write_bytes(path.read_bytes().replace(b'"c"', b'"k"'))
+        (run,) = Store(store.uri).runs()
+        assert (run.cluster, run.run, run.damaged) == ("c", "r", 1)
+
+    @pytest.mark.parametrize("path", ["../precious.parquet", "/etc/passwd", "events/cluster=c/run=other/attempt=0/x"])
+    def test_a_commit_lists_files_of_its_own_run_only(self, store, write, path):
+        write(store)
+        commit = next(Path(store.uri).rglob("commits/*.json"))
+        document = json.loads(commit.read_bytes())
+        document["files"][0]["path"] = path
+        commit.write_text(json.dumps(document))
+        with pytest.raises(StoreError, match=r"damaged commit.*does not belong to it"):
+            Store(store.uri).read("events")
+
+    def test_a_damaged_run_costs_no_other(self, store, write):
+        write(store, run="good")
+        write(store, run="bad")
+        commit = next(Path(store.uri).glob("manifests/**/run=bad/**/commits/*.json"))
+        commit.write_bytes(commit.read_bytes()[:-9])
+        runs = {run.run: run for run in Store(store.uri).runs()}
+        assert (runs["good"].damaged, runs["good"].rows) == (0, {"events": 10})
+        assert (runs["bad"].damaged, runs["bad"].rows) == (1, {})
+        assert len(store.read("events", run="good")) == 10
+        with pytest.raises(StoreError, match="damaged commit"):
+            store.read("events", run="bad")
+
+
+def flipped(content: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(content)
+    changed[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def test_gc_removes_nothing_behind_a_link(store, write, tmp_path):
+    write(store)
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "deep").mkdir(parents=True)
+    (elsewhere / "deep/thesis.txt").write_text("keep")
+    root = Path(store.uri)
+    (root / "events/cluster=c/run=linked").symlink_to(elsewhere)
+    (root / ".tmp/linked").symlink_to(elsewhere)
+    (root / "events/cluster=c/run=r/attempt=0/orphan.parquet").write_text("x")
+    removed = store.gc(older_than_hours=0, dry_run=False)
+    assert [Path(orphan.path).name for orphan in removed] == ["orphan.parquet"]
+    assert (elsewhere / "deep/thesis.txt").read_text() == "keep"
