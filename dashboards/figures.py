@@ -40,6 +40,11 @@ def packed(values: Any, dtype: str = "f4") -> dict[str, Any]:
     return found
 
 
+def whole_numbers(low: float, high: float, *, most: int = 16) -> dict[str, Any]:
+    """Return how an axis of whole numbers is labelled: between a few of them plotly puts ticks, with rounded labels."""
+    return {"tickformat": "d", "nticks": most, **({"dtick": 1} if high - low < most else {})}
+
+
 def short(name: str | None, width: int = 24) -> str:
     """Return a name for an axis: plotly reads a few HTML tags in labels, so `<` must not stay one."""
     return escape(fmt.clean(name or "(no name)", width))
@@ -287,7 +292,12 @@ def by_cause(rows: Rows, theme: Theme) -> Chart:
             height=height,
             bargap=0.35,
             margin={"l": 8, "r": 32, "t": 4, "b": 8},
-            xaxis={"showgrid": True, "rangemode": "tozero", "fixedrange": True, "nticks": 5, "tickformat": "d"},
+            xaxis={
+                "showgrid": True,
+                "rangemode": "tozero",
+                "fixedrange": True,
+                **whole_numbers(0, max((row["count"] for row in shown), default=0), most=5),
+            },
             yaxis={
                 "tickvals": list(range(len(shown))),
                 "ticktext": [short(row["cause"], 22) for row in shown],

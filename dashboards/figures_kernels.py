@@ -10,7 +10,7 @@ from perfkit.analysis.classify import FAMILIES
 
 from . import format as fmt
 from .data_kernels import Spread
-from .figures import Chart, Rows, ink, packed, short
+from .figures import Chart, Rows, ink, packed, short, whole_numbers
 from .figures_collectives import SYMBOLS, palette
 from .theme import Theme, layout
 
@@ -215,7 +215,8 @@ def spread(found: Spread, theme: Theme, go: str | None) -> Chart:
         theme, height=240, bargap=0.2 if len(total) < 200 else 0, meta={"go": go} if go else {},
         shapes=[{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": median, "y1": median,
                  "line": {"color": theme.muted, "width": 1.2, "dash": "dot"}}],
-        xaxis={"title": "rank", "fixedrange": True, "showgrid": False, "tickformat": "d", "nticks": 16},
+        xaxis={"title": "rank", "fixedrange": True, "showgrid": False,
+               **whole_numbers(found.ranks.min(), found.ranks.max())},
         yaxis={"title": "ms", "fixedrange": True, "rangemode": "tozero", "nticks": 5},
     )}  # fmt: skip
     return Chart(

@@ -8,7 +8,7 @@ import numpy as np
 
 from . import format as fmt
 from .data_ranks import Grid
-from .figures import Chart, Rows, escape, ink, packed, short
+from .figures import Chart, Rows, escape, ink, packed, short, whole_numbers
 from .figures_run import span_of, stamp
 from .metrics import QUANTITIES
 from .theme import CIVIDIS, Theme, layout
@@ -20,7 +20,7 @@ def rank_map(found: Grid, theme: Theme, go: str | None = None) -> Chart:
     rows, columns = found.z.shape
     height = int(min(560, max(220, 80 + 12 * rows)))
     stride = max(1, -(-rows // 32))
-    figure = {
+    figure: dict[str, Any] = {
         "data": [
             {
                 "type": "heatmap",
@@ -49,7 +49,13 @@ def rank_map(found: Grid, theme: Theme, go: str | None = None) -> Chart:
             theme,
             height=height,
             meta={"go": go, "rows": found.ranks} if go else {},
-            xaxis={"title": "step", "showgrid": False, "fixedrange": True, "zeroline": False, "tickformat": "d"},
+            xaxis={
+                "title": "step",
+                "showgrid": False,
+                "fixedrange": True,
+                "zeroline": False,
+                **whole_numbers(np.min(found.steps), np.max(found.steps)),
+            },
             yaxis={
                 "tickvals": list(range(0, rows, stride)),
                 "ticktext": [short(t, 30) for t in found.labels[::stride]],

@@ -96,7 +96,7 @@ class _Result:
         """Analyse one part of the input."""
         try:
             kept = _read_record(trace.tables, options) if replay else []
-            new = analyze_rank(trace.tables, options)
+            new = analyze_rank(trace.tables, options, by_nsys=set(trace.sources) == {"nsys"})
             if not new:
                 raise _nothing_known(trace)
         except PerfkitError as error:
@@ -155,6 +155,7 @@ def analyze(
 
     With a `store`, a path that is no file names a run in it, and the answer is kept there: under that run, or under
     `cluster`, `run` and `attempt`, which are named as `perfkit ingest` names them. A path to a store is analysed too.
+    A run in a store that cannot be written is answered with a warning, `perfkit.analysis.stored.NotKept`.
 
     For MFU say what was trained: `model` (a preset, spec keys or a TransformerSpec) and `tokens_per_step` of the
     whole job. The others replace what the traces tell; see `perfkit.analysis.utilisation.Question`.
@@ -176,7 +177,7 @@ class Examined:
     replays: list[Record]
     """What a replay needs of every rank; empty unless it was asked for."""
     store: tuple[Store, RunKey, str] | None = None
-    """Where the answer is kept: store, run, and id of the analysis."""
+    """Where the answer is kept: store, run, and id of the analysis; None if it is not."""
 
 
 def examine(
@@ -233,7 +234,9 @@ def examine(
     if store is not None and lake is not None and key is not None:
         asked = {**question, "window": window, "steps": (first_step, last_step), "ranks": sorted(wanted or ())}
         place = lake, key, analysis_id(inputs, asked)
-        write_report(report, lake, key, id=place[2], model=question.get("model"))
+        must = stored is None  # of files: then the store was named for no other reason
+        if not write_report(report, lake, key, id=place[2], model=question.get("model"), must=must):
+            place = None
     return Examined(report, job, [one for result in results for one in result.replays], place)
 
 
@@ -454,8 +457,9 @@ def _finish(
     devices = [infos.get(rank, {}).get("device") for rank in ranks["rank"].to_pylist()]
     boards = {name: board for result in results for name, board in result.boards.items()}
     use = resolve(
-        detail["compute"], detail["kernels"], steps, question, devices=devices, boards=boards, world_size=world_size
-    )
+        detail["compute"], detail["kernels"], steps, question, devices=devices, boards=boards, world_size=world_size,
+        unseen=any(part.quality.device_unseen for part in parts),
+    )  # fmt: skip
     kernels = with_roofline(detail["kernels"], use.numerator.peaks, use.peaks.bytes_per_second)
     job = _job(parts, steps, detail, infos, world_size, question, records)
     split = {} if job is None else _comm_terms(job, steps, detail["window_idle"])

@@ -112,13 +112,32 @@ def exposed_communication(facts: Facts) -> Finding | None:
         advice,
         {
             "collectives": [
-                {"op": r["op"], "group": r["group"], "lost_gpu_ms": ms(r["gpu_ns"]), "exposed_ms": ms(r["ns"])}
+                {
+                    "op": r["op"],
+                    "group": _called(facts, r["group"]),
+                    "lost_gpu_ms": ms(r["gpu_ns"]),
+                    "exposed_ms": ms(r["ns"]),
+                }
                 for r in rows[:MAX_EVIDENCE]
             ],
             "split": _split(facts),
         },
         because="slow_link" if (link := slow_link(facts)) and (link.points or 0) >= points / 2 else None,
     )
+
+
+def _called(facts: Facts, description: str | None) -> str | None:
+    """Return what the table of collectives calls the groups of a description; as recorded if they have several."""
+    if facts.job is None:
+        return description
+    from perfkit.analysis.collectives_summary import group_names
+
+    view = facts.job.view
+    described = view.calls["group_desc"].cast(pa.utf8())
+    mine = pc.is_null(described) if description is None else pc.equal(described, description)
+    names = [*group_names(view), None]
+    called = {names[gid] for gid in np.unique(ints(view.members["gid"].filter(mine))).tolist()}
+    return called.pop() if len(called) == 1 else description
 
 
 def _waiting(facts: Facts, op: str) -> float:
@@ -192,7 +211,7 @@ def small_messages(facts: Facts) -> Finding | None:
         {
             "per_step": count, "busy_points": busy, **({"issuing_points": facts.points(issued)} if issued else {}),
             "messages": [
-                {"op": r["op"], "group": r["group"], "bytes": r["bytes"], "count": r["count_sum"],
+                {"op": r["op"], "group": _called(facts, r["group"]), "bytes": r["bytes"], "count": r["count_sum"],
                  "comm_ms": ms(r["comm_ns_sum"])}
                 for r in rows
             ],
@@ -250,7 +269,7 @@ def gemm_alignment(facts: Facts) -> Finding | None:
     bad = [r for r in rows if _misaligned(r)]
     good = [r for r in rows if not _misaligned(r)]
     lost = sum(r["owned_ns"] for r in bad)
-    if facts.points(lost) < SHAPE_POINTS:
+    if facts.peaks.unseen or facts.points(lost) < SHAPE_POINTS:
         return None
     reference = _rate(good)
     gain = None if reference is None else sum(max(0.0, r["total_ns"] - r["flops"] / reference * 1e9) for r in bad)
@@ -331,7 +350,7 @@ def memory_bound_elementwise(facts: Facts) -> Finding | None:
     """Report a large share of element-wise kernels, casts and copies."""
     rows = facts.kernel_rows(facts.family("elementwise", "copy"))
     share = facts.points(pc.sum(rows["owned_ns"]).as_py() or 0)
-    if share < ELEMENTWISE_POINTS:
+    if facts.peaks.unseen or share < ELEMENTWISE_POINTS:
         return None
     return Finding(
         "memory_bound_elementwise",

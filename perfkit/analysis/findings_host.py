@@ -191,15 +191,22 @@ def no_device_work(facts: Facts) -> Finding | None:
     """Report a job on a device whose trace holds only the host: what the device does meanwhile is not known."""
     if not facts.peaks.unseen:
         return None
+    cut = any("truncated: " in note for note in facts.quality["notes"])
+    advice = "copy the trace again, of which the end, and with it perhaps the device, is lost" if cut else None
+    seen = f"names {facts.peaks.device}" if facts.peaks.device else "calls a device"
     return Finding(
         "no_device_work",
-        f"The trace names {facts.peaks.device or 'a device'} but holds none of its work",
+        f"The trace {seen} but holds none of its work",
         None,
-        f"{_SEE_DEVICE[facts.by_nsys]}: what follows is the host's time only, and a host that waits for the device "
-        "looks idle",
+        f"{advice or _SEE_DEVICE[facts.by_nsys]}: what follows is the host's time only, and a host that waits for the "
+        "device looks idle",
         {"device": facts.peaks.device},
         first=True,
     )
+
+
+_SHOWN_IDLE = ("host_late", "unattributed")
+"""Idle time beside a distorted profile, as the waterfall has it: nothing is recovered, so that no rank sets a pace."""
 
 
 def profiler_distortion(facts: Facts) -> Finding | None:
@@ -211,7 +218,7 @@ def profiler_distortion(facts: Facts) -> Finding | None:
     frames = sum(one.python_events for one in facts.distortion)
     host_late = facts.points(facts.paced_idle("host_late"))
     missing = sum(one.lost for one in facts.distortion)
-    carried = facts.points(facts.paced_idle("unattributed"))
+    late, carried = (facts.points(pc.sum(facts.idle_of(cause)["idle_ns"]).as_py() or 0) for cause in _SHOWN_IDLE)
     if facts.window_ns and overhead > OVERHEAD_SHARE * facts.window_ns:
         reasons.append(
             f"the device stood idle for {100 * overhead / facts.window_ns:.1f} % of the time while it flushed buffers"
@@ -230,7 +237,7 @@ def profiler_distortion(facts: Facts) -> Finding | None:
         return None
     measured = {
         "overhead_ms": ms(overhead), "python_frames": frames, "launches": launches, "launches_missing": missing,
-        "host_late_points": host_late, "unattributed_idle_points": carried,
+        "host_late_points": late, "unattributed_idle_points": carried,
     }  # fmt: skip
     return Finding(
         "profiler_distortion",

@@ -163,22 +163,22 @@ def skewed_all_to_all(facts: Facts) -> Finding | None:
         return None
     rows = [r for r in job.collectives if r["op"] == "all_to_all"]
     bad = [r for r in rows if (r["imbalance"] or 1) >= UNEVEN or (r["class"] == "skew" and r["exposed_wait_ns"])]
-    lost = sum(
-        (r["exposed_wait_ns"] or 0) + (r["exposed_transfer_ns"] or 0) * (1 - 1 / (r["imbalance"] or 1)) for r in bad
-    )
-    if facts.points(lost) < A2A_POINTS:
+    waited = sum(r["exposed_wait_ns"] or 0 for r in bad)
+    loaded = sum((r["exposed_transfer_ns"] or 0) * (1 - 1 / (r["imbalance"] or 1)) for r in bad)
+    if facts.points(waited + loaded) < A2A_POINTS:
         return None
     worst = max(bad, key=lambda r: (r["exposed_wait_ns"] or 0) + (r["exposed_transfer_ns"] or 0))
-    uneven = worst["imbalance"]
-    loaded = (uneven or 1) >= UNEVEN
-    why = f"its heaviest rank carries {uneven:.2f} times the mean" if loaded else "it is mostly waiting"
+    uneven = (worst["imbalance"] or 1) >= UNEVEN
+    slow = uneven and loaded >= waited  # what a rank sends makes the transfer longer, not the others' arrival later
+    why = [] if slow else ["it is mostly waiting"]
+    why += [f"its heaviest rank carries {worst['imbalance']:.2f} times the mean"] if uneven else []
+    advice = [] if slow else ["its ranks arrive at different times: look at what they do before it, and balance that"]
+    advice += ["balance what the ranks send: experts (capacity factor, auxiliary loss) or embedding shards (planner)"]
     return Finding(
         "skewed_all_to_all",
-        f"The all-to-all of {worst['group']} is skewed: {why}",
-        facts.points(lost),
-        "balance what the ranks send: experts (capacity factor, auxiliary loss) or embedding shards (planner)"
-        if loaded
-        else "its ranks arrive at different times: look at what they do before it, and balance that",
+        f"The all-to-all of {worst['group']} is skewed: {', and '.join(why)}",
+        facts.points(waited + loaded),
+        "; ".join(advice if uneven else advice[:1]),
         {
             "all_to_all": [
                 {"group": r["group"], "count": r["count"], "imbalance": r["imbalance"],
@@ -187,7 +187,7 @@ def skewed_all_to_all(facts: Facts) -> Finding | None:
                 for r in bad[:MAX_EVIDENCE]
             ],
         },
-        cause=loaded,
+        cause=slow,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ The parts of all ranks are small and picklable: an engine may make them anywhere
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -103,11 +104,21 @@ class RankQuality:
     steps_found: list[int] = field(default_factory=list)
     """Numbers of all steps with a window, before any selection."""
     notes: list[str] = field(default_factory=list)
+    device_unseen: bool = False
+    """The host calls a device, of whose work nothing was recorded."""
     sources: tuple[str, ...] = ()
     """What recorded it: kineto, nsys, …"""
 
 
-def analyze_rank(tables: MutableMapping[str, pa.Table], options: Options) -> list[RankPart]:
+_RECORD = {
+    False: "profile with ProfilerActivity.CPU and CUDA, and whole steps",
+    True: "record CUDA and NVTX (nsys profile --trace=cuda,nvtx) and whole steps, and give all tables of the report "
+    "(nsys export --type sqlite)",
+}
+"""What a trace must hold, by whether it was Nsight Systems that recorded."""
+
+
+def analyze_rank(tables: MutableMapping[str, pa.Table], options: Options, *, by_nsys: bool = False) -> list[RankPart]:
     """Analyse the timelines in `tables` (as of perfkit.schema); raises if one has nothing to attribute.
 
     `events` is taken out of `tables`, so that its memory is free once the timelines are read.
@@ -117,6 +128,8 @@ def analyze_rank(tables: MutableMapping[str, pa.Table], options: Options) -> lis
     shares = {name: split_timelines(rest[name]) for name in _SPLIT if name in rest}
     parts = []
     for timeline in read_timelines(tables.pop("events")):
+        if not timeline.devices and not (timeline.host.kind == CLASSES.index("op")).any():
+            raise PerfkitError(f"rank {timeline.rank}: no device work and no framework ops", next_step=_RECORD[by_nsys])
         key = timeline.rank, timeline.segment
         mine = {name: share.get(key, rest[name].slice(0, 0)) for name, share in shares.items()}
         parts.append(_analyze(timeline, {**rest, **mine}, options))
@@ -144,14 +157,9 @@ def _analyze(timeline: Timeline, tables: Mapping[str, pa.Table], options: Option
     devices: list[int | None] = list(timeline.devices)
     notes = []
     if not devices:
-        if not (timeline.host.kind == CLASSES.index("op")).any():
-            raise PerfkitError(
-                f"rank {timeline.rank}: no device work and no framework ops",
-                next_step="profile with ProfilerActivity.CPU and CUDA (nsys: --trace=cuda,nvtx), and whole steps",
-            )
         devices = [None]
-        if (timeline.host.kind == CLASSES.index("runtime")).any():
-            notes.append(f"rank {timeline.rank} calls a device runtime but its trace has no device work: CPU time only")
+        if (called := _device_called(timeline)) is not None:
+            notes.append(f"rank {timeline.rank} calls {called} but its trace has no device work: CPU time only")
     steps = find_steps(timeline, tables.get("steps")) if options.window == "step" else None
     attribution: list[pa.Table] = []
     idle: list[pa.Table] = []
@@ -165,6 +173,7 @@ def _analyze(timeline: Timeline, tables: Mapping[str, pa.Table], options: Option
     standing: list[Spans] = []
     extents: list[Spans] = []
     quality = _quality(timeline, notes)
+    quality.device_unseen = bool(notes)
     for device in devices:
         windows = find_windows(timeline, device, mode=options.window, steps=steps)
         if windows.source not in quality.steps_source:
@@ -174,12 +183,13 @@ def _analyze(timeline: Timeline, tables: Mapping[str, pa.Table], options: Option
         busy = busy_sets(timeline, device)
         if len(windows.edges):
             quality.after_ns += int(covered(busy.any, windows.edges[-1:], [FOREVER])[0])
-            work = timeline.work_of(device) if device is not None else timeline.work.take(np.zeros(0, np.int64))
-            inside = (work.end > windows.edges[0]) & (work.start < windows.edges[-1])
-            quality.device_events += int(np.count_nonzero(inside))
-            quality.launches_missing += int(np.count_nonzero(inside & (work.launch < 0)))
         table = attribute(timeline, device, windows, busy, steps)
         windows = windows.select(options.first_step, options.last_step)
+        if device is not None and len(windows.edges):
+            work = timeline.work_of(device)
+            inside = (work.start >= windows.edges[0]) & (work.start < windows.edges[-1])  # the rest is carry-in
+            quality.device_events += int(np.count_nonzero(inside))
+            quality.launches_missing += int(np.count_nonzero(inside & (work.launch < 0)))
         extents.append(union(windows.edges[:1], windows.edges[-1:]))
         standing.append(difference(extents[-1], busy.any))
         attribution.append(rows_of(table, windows))
@@ -246,6 +256,20 @@ def _quality(timeline: Timeline, notes: list[str]) -> RankQuality:
         events=timeline.num_events, undated=timeline.undated, steps_source="", work_ns=int(length.sum()),
         graph_ns=int(length[timeline.launched_by_graph].sum()), notes=notes,
     )  # fmt: skip
+
+
+_DEVICE_ONLY = re.compile(
+    r"[nr]ccl:|aten::_?(?:cudnn|miopen)_(?:convolution|batch_norm|rnn|attention)|"
+    r"aten::_(?:scaled_dot_product_)?(?:flash|efficient|cudnn)_attention(?!_for_cpu)"
+)
+"""Ranges and ops that torch has for devices alone."""
+
+
+def _device_called(timeline: Timeline) -> str | None:
+    """Return by what a host without recorded device work gives itself away as one that drives a device."""
+    if (timeline.host.kind == CLASSES.index("runtime")).any():
+        return "a device runtime"
+    return next((name for name in timeline.names if _DEVICE_ONLY.match(name)), None)
 
 
 def main_thread(timeline: Timeline) -> int:

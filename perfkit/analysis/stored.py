@@ -3,7 +3,7 @@
     find_run(store, "llama-8b")         -> RunSummary       also "cluster/llama-8b" and "cluster/llama-8b/2"
     plan_run(store, summary, ranks)     -> [StoredRank]     what a worker reads, one rank at a time
     read_rank(stored)                   -> TracePart
-    write_report(report, store, key, …)                     derived tables and what the run's row lacks
+    write_report(report, store, key, …) -> bool             derived tables and what the run's row lacks
 
 The id of an analysis is a hash of its inputs and its question: the same analysis replaces its own tables, another
 one stands beside it. What capture or ingest wrote about a run is never overwritten, only completed.
@@ -15,6 +15,7 @@ import difflib
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ import pyarrow.compute as pc
 
 from perfkit.analysis.inputs import KEPT, TracePart
 from perfkit.analysis.timeline import ints
-from perfkit.errors import UsageError
+from perfkit.errors import StoreError, UsageError
 from perfkit.schema import TABLES, conform
 from perfkit.store.filesystems import is_remote
 from perfkit.store.layout import MARKER, RunKey
@@ -41,6 +42,10 @@ DERIVED = (
     "findings",
 )  # fmt: skip
 """Tables of a report that a store keeps, in the order in which they are written."""
+
+
+class NotKept(UserWarning):
+    """The answer is right, and the store does not have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,18 +188,28 @@ def analysis_id(inputs: Iterable[str], question: Mapping[str, Any]) -> str:
     return "a" + hashlib.sha256(document.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
-def write_report(report: Report, store: Store, key: RunKey, *, id: str, model: Any = None) -> None:
-    """Write the derived tables of a report, and what the run's row does not know yet."""
-    for name in DERIVED:
-        if name in report.tables:
-            store.write_derived(name, report.tables[name], *key, analysis_id=id)
-    store.finalise(*key, metadata=_facts(report, store, key, model))
+def write_report(report: Report, store: Store, key: RunKey, *, id: str, model: Any = None, must: bool = True) -> bool:
+    """Write the derived tables of a report, and what the run's row does not know yet; say whether that went well.
+
+    Unless it `must`, a store that cannot be written is a warning: many may only read one, and have their answer.
+    """
+    facts = _facts(report, store, key, model)  # outside: what cannot be read is an error
+    try:
+        for name in DERIVED:
+            if name in report.tables:
+                store.write_derived(name, report.tables[name], *key, analysis_id=id)
+        store.finalise(*key, metadata=facts)
+    except StoreError as error:
+        if must:
+            raise
+        warnings.warn(f"the answer is not kept in the store: {error.message}", NotKept, stacklevel=2)
+        return False
+    return True
 
 
 def _facts(report: Report, store: Store, key: RunKey, model: Any) -> dict[str, Any]:
-    known: Mapping[str, Any] = next(
-        (run.metadata for run in store.runs(cluster=key.cluster, run=key.run, attempt=key.attempt)), {}
-    )
+    runs = store.runs(cluster=key.cluster, run=key.run, attempt=key.attempt) if store.exists else []
+    known: Mapping[str, Any] = next((run.metadata for run in runs), {})
     steps, scope = report.tables["steps"], report.summary["scope"]
     start, window = ints(steps["start_ns"]), ints(steps["window_ns"])
     devices: Sequence[str | None] = sorted({row["device"] for row in report.summary["ranks"] if row["device"]})

@@ -91,7 +91,7 @@ class Peaks:
     source: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     unseen: bool = False
-    """The traces name the device but hold none of its work: times are the host's, and its peaks say nothing."""
+    """The traces name or call the device but hold none of its work: times are the host's, and its peaks say nothing."""
 
 
 @dataclass(frozen=True)
@@ -115,17 +115,23 @@ def resolve(
     devices: Collection[str | None],
     world_size: int | None,
     boards: Mapping[str, Mapping[str, Any]] | None = None,
+    unseen: bool = False,
 ) -> Utilisation:
     """Find peak, number format and numerator.
 
-    `devices` are the names that the traced ranks recorded, `boards` what the driver says about them.
+    `devices` are the names that the traced ranks recorded, `boards` what the driver says about them; `unseen` says that
+    a host calls a device of whose work nothing was recorded.
     """
     messages: list[str] = []
     dtype, dtype_from = _dtype(compute, kernels, question)
     peaks = _peaks(devices, boards or {}, dtype, question, messages)
     peak = peaks.flops.get(dtype) if dtype else None
     if peaks.flops and dtype is None:
-        messages.append("no op and no kernel name tells the number format of the matrix products; pass --dtype")
+        messages.append(
+            "no op and no kernel name tells the number format of the matrix products; pass --dtype"
+            if pc.any(pc.is_in(compute["family"], pa.array(MATMUL))).as_py()
+            else "the traces hold no matrix products, which would tell the number format of the peak; pass --dtype"
+        )
     elif peaks.flops and peak is None:
         messages.append(f"no {dtype} peak is known for {peaks.device!r}; pass --peak-flops")
     count = _num_devices(steps, question.world_size or world_size, messages)
@@ -149,11 +155,12 @@ def resolve(
             "with record_shapes=True"
         )
         hfu = None
-    unseen = any(devices) and steps["device"].null_count == len(steps)
+    named = any(devices)
+    unseen = (named or unseen) and steps["device"].null_count == len(steps)
     if unseen:
         messages.append(
-            "the traces name a device but hold none of its work: times are the host's; profile the device too "
-            "(ProfilerActivity.CUDA; nsys: --trace=cuda,nvtx)"
+            f"the traces {'name' if named else 'call'} a device but hold none of its work: times are the host's; "
+            "profile the device too (ProfilerActivity.CUDA; nsys: --trace=cuda,nvtx)"
         )
         hfu = None
     mfu, model_ns = _mfu(steps, question, dtype, peak, count, messages)

@@ -230,11 +230,16 @@ def _table(examined: Examined, model: Model, about: About) -> list[list[Change]]
 
 
 def _unsplit(model: Model) -> float:
-    """Return the share of communication time in which waiting cannot be told from moving data."""
+    """Return the share of communication time in which waiting cannot be told from moving data.
+
+    Where members have no trace, what passes until the last traced one comes is waiting all the same.
+    """
     tasks, exchanges = model.tasks, model.exchanges
     length = np.where(tasks.kind == COMM, tasks.end - tasks.start, 0)
-    clear = int(length[exchanges.shared[exchanges.split]].sum())
-    return 1 - clear / max(int(length.sum()), 1) if length.any() else 0.0
+    unclear = length.copy()
+    moving = np.clip(exchanges.transfer, 0, length[exchanges.shared])
+    unclear[exchanges.shared] = np.where(exchanges.split, 0, moving)
+    return int(unclear.sum()) / max(int(length.sum()), 1)
 
 
 def _prediction(
@@ -264,7 +269,7 @@ def _notes(found: WhatIf, model: Model, examined: Examined, unsplit: float) -> l
     if unsplit > 0.01:
         notes.append(
             f"in {100 * unsplit:.0f} % of the communication waiting cannot be told from moving data: a faster network "
-            "counts all of it as moving"
+            "counts all of that as moving"
         )
     world, traced = found.world_size, len(found.ranks)
     if world is not None and traced < world:
@@ -278,6 +283,13 @@ def _notes(found: WhatIf, model: Model, examined: Examined, unsplit: float) -> l
         notes.append(
             "with the usual work of their peers these ranks would take longer: if they hold others up, it is not by "
             "their own work; look at what the host does before it"
+        )
+    late = next((row["evidence"] for row in examined.report.summary["findings"] if row["id"] == "straggler"), None)
+    if late is not None and any(" like " in one.name for one in found.predictions):
+        notes.append(
+            f"`perfkit analyze` says that rank {late['rank']} costs {late['gain_ms_per_step']:.3g} ms a step: there it "
+            "comes to every collective with the next latest, whatever made it late; here it works as long as its peers "
+            "do, and is as late as what it waits for"
         )
     if model.tasks.records[0].source == "trace":
         notes.append("no steps are recorded: the whole trace is one step")

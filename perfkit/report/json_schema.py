@@ -111,7 +111,7 @@ SCHEMA: Schema = {
                 "spill_ns": _ns("Work that ran in a later step's window."),
                 "graph_coverage": _ratio("Share of device work launched by CUDA graphs."),
                 "launches_missing": _count("Of device_events, those whose launch is not in the trace."),
-                "device_events": _count("Events on devices inside the windows."),
+                "device_events": _count("Events on devices that start inside the windows."),
                 "undated_events": _count("Events without a time."),
                 "steps_without_work": _count("Steps in which nothing ran on the device."),
                 "after_last_ns": _ns("Work after the last window; outside all sums."),

@@ -19,7 +19,7 @@ from perfkit.report import format as fmt
 from perfkit.report.job import heat_cells, job_lines
 from perfkit.report.lanes import choose_lanes
 from perfkit.report.markup import Html, raw, tag
-from perfkit.report.verdict import Ladder, ladder, not_measured, nothing_found, verdict
+from perfkit.report.verdict import Ladder, ladder, not_measured, nothing_found, pace_note, verdict
 
 if TYPE_CHECKING:
     from perfkit.report.report import Report
@@ -137,7 +137,9 @@ def _findings(document: dict[str, Any], unit: str) -> Section:
     ]
     told = nothing_found(document)
     none = tag("p", f"{told[0].upper()}{told[1:]}.")
-    return Section("findings", "What to fix first", tag("ol", cards, class_="findings") if cards else none)
+    note = pace_note(rows)
+    intro = None if note is None else f"{note[0].upper()}{note[1:]}."
+    return Section("findings", "What to fix first", tag("ol", cards, class_="findings") if cards else none, intro=intro)
 
 
 def _chart(chart: Html | None) -> Html | None:

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from perfkit.report import format as fmt
 from perfkit.report.job import job_lines
-from perfkit.report.verdict import Ladder, Rung, ladder, not_measured, nothing_found, verdict
+from perfkit.report.verdict import Ladder, Rung, ladder, not_measured, nothing_found, pace_note, verdict
 
 if TYPE_CHECKING:
     from perfkit.report.report import Report
@@ -176,6 +176,8 @@ def _findings(document: Mapping[str, Any], details: bool, unit: str) -> Iterator
             yield _indented(_hanging("→ ", Text(fmt.clean(row["next"]))), 5)
     if len(rows) > len(shown):
         yield _indented(Text(f"and {fmt.plural(len(rows) - len(shown), 'more finding')}: --details", style="dim"))
+    if (note := pace_note(shown)) is not None:
+        yield _indented(Text(note, style="dim"))
 
 
 def _quality(document: Mapping[str, Any], details: bool) -> Iterator[Line]:

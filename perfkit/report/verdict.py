@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -283,6 +283,27 @@ def nothing_found(document: Document) -> str:
     named = " and ".join(f"{r.label} ({_with_parts(r, found)})" for r in large)
     most = "most" if sum(r.points or 0 for r in lost) > 50 else "most of what is lost"
     return f"no rule applies; {most} goes to {named}: {_where_to_look(large[0].kind, large[0].term, document)}"
+
+
+def pace_note(findings: Sequence[Mapping[str, Any]]) -> str | None:
+    """Say why findings and the waterfall count the same time differently, if some of these findings do."""
+    return PACED if any(_differs(row["evidence"]) for row in findings) else None
+
+
+def _differs(item: Any) -> bool:
+    """Find a row whose loss, by the rank that sets the pace, is not what all ranks measured."""
+    if isinstance(item, Mapping):
+        lost = item.get("lost_gpu_ms")
+        measured = [item[name] for name in ("idle_ms", "exposed_ms") if name in item]
+        return (lost is not None and bool(measured) and lost not in measured) or any(map(_differs, item.values()))
+    return isinstance(item, (list, tuple)) and any(map(_differs, item))
+
+
+PACED = (
+    "what is lost on all ranks, and the gain from it, is what the rank that sets the pace lost in each step (the one "
+    "with the least exposed communication), times the ranks; idle, exposed and the waterfall add up what each rank "
+    "lost itself"
+)
 
 
 def _with_parts(rung: Rung, found: Ladder) -> str:

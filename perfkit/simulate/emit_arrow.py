@@ -122,6 +122,7 @@ class ArrowTemplate:
             {
                 "input_dims": _texts([_json(row, row.dims) for row in rows]),
                 "input_types": _texts([_json(row, row.types) for row in rows]),
+                "concrete_inputs": _texts([None if row.concrete is None else _json(row, row.concrete) for row in rows]),
                 "sequence_number": _ints([row.sequence_number for row in rows]),
                 "fwd_thread_id": _ints(backward),
             }

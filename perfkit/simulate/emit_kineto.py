@@ -135,7 +135,7 @@ class KinetoTemplate:
         if row.sequence_number is not None:
             add({"Sequence number": row.sequence_number, "Fwd thread id": AUTOGRAD_FORWARD_THREAD})
         if row.dims is not None:
-            add({"Input Dims": row.dims, "Input type": row.types})
+            add({"Input Dims": row.dims, "Input type": row.types, "Concrete Inputs": row.concrete})
         if row.comm is not None:
             comm = row.comm
             add({"Collective name": comm.op})

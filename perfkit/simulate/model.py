@@ -27,6 +27,12 @@ ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::{},
 ADAM = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float, 4, ADAM_MODE::ADAMW> >(FusedOptimizerTensorListMetadata<4>)"  # noqa: E501
 
 
+CONCRETE_INPUTS = {
+    "aten::_flash_attention_forward": ("",) * 8 + ("True",), "aten::_flash_attention_backward": ("",) * 11 + ("True",),
+}  # fmt: skip
+"""Values of the inputs that are no tensors, up to `is_causal`; without it nobody knows what attention computed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One compute kernel and the ops around its launch."""
@@ -97,7 +103,7 @@ def attention(job: Job, key: str, *, backward: bool = False) -> Kernel:
     full = full * 5 // 2 if backward else full
     causal = full // 2
     seconds = causal / (job.hardware.peak_flops * ATTENTION_EFFICIENCY)
-    shape = (job.micro_batch, heads, job.seq_len, job.head_dim)
+    shape = (job.micro_batch, job.seq_len, heads, job.head_dim)
     if backward:
         ops: tuple[str, ...] = (
             "aten::_scaled_dot_product_flash_attention_backward", "aten::_flash_attention_backward",
@@ -108,7 +114,8 @@ def attention(job: Job, key: str, *, backward: bool = False) -> Kernel:
             "aten::_flash_attention_forward",
         )  # fmt: skip
     duration = max(MIN_KERNEL_NS, round(seconds * 1e9))
-    return Kernel(key, ops, FLASH_BACKWARD if backward else FLASH_FORWARD, duration, causal, full, True, (shape,) * 3)
+    name, dims = (FLASH_BACKWARD, (shape,) * 4) if backward else (FLASH_FORWARD, (shape,) * 3)
+    return Kernel(key, ops, name, duration, causal, full, True, dims)
 
 
 def layer_forward(job: Job) -> list[Part]:

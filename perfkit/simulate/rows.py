@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from perfkit.simulate.job import Job
+from perfkit.simulate.model import CONCRETE_INPUTS
 from perfkit.simulate.noise import Ints
 from perfkit.simulate.program import (
     AUTOGRAD,
@@ -68,6 +69,7 @@ class Row:
     python_id: int | None = None
     dims: tuple[tuple[int, ...], ...] | None = None
     types: tuple[str, ...] = ()
+    concrete: tuple[str, ...] | None = None
     sequence_number: int | None = None
     task: Task | None = None
     comm: Comm | None = None
@@ -135,6 +137,7 @@ class RowTemplate:
             if (inner or op == "record_param_comms") and not annotation:
                 row.dims = instruction.dims
                 row.types = ("c10::BFloat16",) * len(instruction.dims)
+                row.concrete = CONCRETE_INPUTS.get(op)
             if op == "record_param_comms":
                 row.comm = comm
             if thread == AUTOGRAD and comm is None:

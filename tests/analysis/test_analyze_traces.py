@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trace_rows import call, events, kernel, step
+from trace_rows import call, events, kernel, nccl, step
 
 import perfkit
 from perfkit.analysis.analyze import analyze, analyze_tables
@@ -121,6 +121,20 @@ def test_selected_steps_leave_carry_in_and_other_windows_as_they_are() -> None:
     everything = analyze_tables({"events": events(*rows)}).tables["attribution"].to_pylist()
     middle = analyze_tables({"events": events(*rows)}, first_step=1, last_step=2).tables["attribution"].to_pylist()
     assert middle == [everything[0], everything[2]]
+
+
+def test_missing_launches_are_counted_among_the_work_that_starts_in_the_selected_windows() -> None:
+    rows = [nccl(0, 30)]  # queued before the recording, and still running when the first window opens
+    for n in range(3):
+        rows += [
+            step(n, 100 * n, 100 * n + 100),
+            call(100 * n + 10, 100 * n + 11, n + 1),
+            kernel(100 * n + 20, 100 * n + 50, n + 1),
+        ]
+    rows.append(kernel(160, 170))
+    for first, last, expected in ((None, None, (4, 1)), (0, 1, (1, 0)), (1, 2, (2, 1))):
+        quality = analyze_tables({"events": events(*rows)}, first_step=first, last_step=last).summary["quality"]
+        assert (quality["device_events"], quality["launches_missing"]) == expected
 
 
 @pytest.mark.skipif(importlib.util.find_spec("hta") is not None, reason="HTA is installed")

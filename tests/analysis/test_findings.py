@@ -20,6 +20,7 @@ from perfkit.analysis.analyze import analyze, analyze_tables
 from perfkit.analysis.findings import RULES, Finding
 from perfkit.analysis.findings_device import _shapes
 from perfkit.analysis.findings_job import _MAKES_LATE
+from perfkit.errors import PerfkitError
 from perfkit.report.report import Report
 from perfkit.schema import FINDINGS, conform
 from perfkit.simulate import Job, Mesh, parse_fault
@@ -62,6 +63,15 @@ def test_what_stages_wait_for_at_the_end_of_a_step_is_not_taken_for_a_slow_netwo
     assert finding(found, "exposed_communication")["points"] < 100 * 1.5 * moved
     bubble, stages = (finding(found, id)["points"] for id in ("pipeline_bubble", "stage_imbalance"))
     assert bubble + stages == pytest.approx(100 * found.summary["job"]["bubble"]["ratio"])  # no ns counts twice
+
+
+def test_waiting_at_an_all_to_all_is_not_blamed_on_what_its_ranks_send(traces: Path) -> None:
+    path = traces / "facebookresearch__param/et_replay/tests/inputs/dlrm_kineto.tar.gz"
+    found = analyze(path) if path.exists() else pytest.skip("not among the real traces here")
+    row = finding(found, "skewed_all_to_all")  # 100 kB take 0.3 ms; 37 ms are waiting for hosts that launch late
+    assert "mostly waiting, and its heaviest rank carries 1.62 times the mean" in row["title"]
+    assert row["next"].startswith("its ranks arrive at different times")
+    assert ids(found).index("host_bound") < ids(found).index("skewed_all_to_all")
 
 
 # ------------------------------------------------------------------ simulated faults
@@ -387,6 +397,16 @@ def test_what_to_do_about_a_distorted_profile_follows_from_what_distorted_it() -
     assert "with_stack" not in advice  # no frames were recorded
 
 
+def test_idle_time_beside_a_distorted_profile_is_that_of_the_waterfall() -> None:
+    faults = tuple(map(parse_fault, ("lost-launches:all", "late-rank:1:5ms")))
+    found = simulated(Job(mesh=Mesh(dp=2), steps=3, faults=faults))
+    shown = finding(found, "profiler_distortion")["evidence"]
+    terms = {row["term"]: row["points"] for row in found.summary["waterfall"]}
+    late = sum(terms[name] for name in ("idle_host", "idle_data", "idle_checkpoint"))
+    assert shown["host_late_points"] == pytest.approx(late, abs=1e-3)
+    assert shown["unattributed_idle_points"] == pytest.approx(terms["idle_unattributed"], abs=1e-3)
+
+
 def test_a_job_on_a_device_of_which_only_the_host_was_traced_is_told_so_first(traces: Path) -> None:
     path = traces / "facebookresearch__HolisticTraceAnalysis/tests/data/distributed_info_unavailable"
     found = analyze(path) if path.exists() else pytest.skip("not among the real traces here")
@@ -395,6 +415,29 @@ def test_a_job_on_a_device_of_which_only_the_host_was_traced_is_told_so_first(tr
     assert "ProfilerActivity.CUDA" in first["next"]
     rows = [op(0, 100, "aten::mm"), op(200, 300, "aten::mm")]  # a job on a CPU has no device to miss
     assert "no_device_work" not in ids(analyze_tables(tables(*rows)))
+
+
+@pytest.mark.parametrize("name", ["aten::cudnn_convolution", "aten::_flash_attention_forward", "nccl:all_reduce"])
+def test_ops_that_only_a_device_has_give_away_that_its_work_was_not_recorded(name: str) -> None:
+    rows = [op(0, 100, "aten::add"), op(100, 200, name), op(200, 300, "aten::add")]
+    found = analyze_tables(tables(*rows))
+    assert ids(found)[0] == "no_device_work"
+    assert "memory_bound_elementwise" not in ids(found)  # the time of an op on the host is not its kernel's
+    assert name in found.summary["quality"]["notes"][0]
+
+
+def test_a_trace_that_is_cut_may_have_lost_the_device_and_nothing_else_was_done_wrong(tmp_path: Path) -> None:
+    names = ("aten::add", "aten::cudnn_convolution", "aten::add")
+    rows = [{"ph": "X", "cat": "cpu_op", "name": n, "ts": i, "dur": 1, "pid": 1, "tid": 1} for i, n in enumerate(names)]
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": rows})[:-20])
+    advice = finding(analyze(tmp_path), "no_device_work")["next"]
+    assert advice.startswith("copy the trace again")
+    assert "ProfilerActivity" not in advice
+
+
+@pytest.mark.parametrize("name", ["aten::mkldnn_convolution", "aten::_scaled_dot_product_flash_attention_for_cpu"])
+def test_ops_of_a_cpu_give_no_device_away(name: str) -> None:
+    assert "no_device_work" not in ids(analyze_tables(tables(op(0, 100), op(100, 200, name), op(200, 300))))
 
 
 def test_advice_names_variables_of_the_runtime_that_was_traced() -> None:
@@ -424,6 +467,14 @@ def test_who_recorded_with_nsys_is_told_the_options_of_nsys(tmp_path: Path) -> N
         text = found.to_text(details=True)
         assert "torch.profiler" not in text
         assert "ProfilerActivity" not in text
+
+
+def test_a_report_of_ranges_alone_is_told_how_nsys_records_the_rest(tmp_path: Path) -> None:
+    path = Nsys().clock().range(0, 10 * US).sqlite(tmp_path)
+    with pytest.raises(PerfkitError, match="no device work") as raised:
+        analyze(path)
+    assert "--trace=cuda,nvtx" in str(raised.value)
+    assert "ProfilerActivity" not in str(raised.value)
 
 
 def test_a_slow_rank_is_not_said_to_cost_more_than_the_others_would_gain() -> None:
@@ -474,6 +525,14 @@ def test_a_trace_of_the_device_alone_is_not_a_profiler_that_lost_launches() -> N
     quality = found.summary["quality"]
     assert 0 < quality["launches_missing"] == quality["device_events"] <= len(device)
     assert "profiler_distortion" not in ids(found)
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("slow-link", "collectives"), ("small-bucket", "messages")])
+def test_a_group_has_one_name_in_findings_and_in_the_table_of_collectives(kind: str, rows: str) -> None:
+    found = of_scenario(kind, 0)
+    evidence = finding(found, MATCHING[kind])["evidence"][rows]
+    known = {(row["op"], row["group"]) for row in found.summary["collectives"]}
+    assert {(row["op"], row["group"]) for row in evidence} <= known
 
 
 def test_a_sync_on_one_rank_comes_before_the_straggler_that_it_makes() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 from trace_rows import call, events, kernel, step
 
 import perfkit
-from perfkit.analysis.stored import DERIVED, find_run, unprofiled_step_ns
+from perfkit.analysis.stored import DERIVED, NotKept, find_run, unprofiled_step_ns
+from perfkit.analysis.whatif import whatif
 from perfkit.cli.main import main
-from perfkit.errors import UsageError
+from perfkit.errors import StoreError, UsageError
 from perfkit.schema import STEPS, table_from_rows
 from perfkit.store import Store
 
@@ -85,6 +88,47 @@ def test_files_can_be_analysed_into_a_store_that_never_saw_their_events(tmp_path
     assert store.read("findings", cluster="lab", run="try").num_rows
     perfkit.analyze(SAMPLE, store=tmp_path / "new")
     assert {run.run for run in store.runs()} == {"try", "ddp_gloo"}, "named as ingest names it"
+
+
+@pytest.fixture
+def no_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The file system below `tmp_path` is read-only for who makes folders in it, as writing to a store begins."""
+    make = os.mkdir
+
+    def refuse(path, *rest, **more):
+        if Path(path).is_relative_to(tmp_path):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), os.fspath(path))
+        make(path, *rest, **more)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+
+
+def test_a_store_that_can_only_be_read_answers_and_says_what_it_does_not_keep(store, no_folders):
+    with pytest.warns(NotKept, match="the answer is not kept in the store: .*: cannot write: Read-only file system"):
+        report = perfkit.analyze("gloo", store=store.uri)
+    assert report.to_json() == perfkit.analyze(SAMPLE).to_json()
+    assert not any(store.files(name, run="gloo") for name in DERIVED)
+
+
+def test_whatif_answers_from_a_store_that_can_only_be_read(tmp_path, request):
+    trace = events(*launched(*(10 * MS * i for i in (1, 2, 3))), *(step(i, 10 * MS * i - MS, 10 * MS * i + 8 * MS)
+                                                                   for i in (1, 2, 3)))  # fmt: skip
+    lake = captured(tmp_path, trace, records((1, 9 * MS, 18 * MS, True)))
+    kept = whatif("job", store=lake.uri)
+    request.getfixturevalue("no_folders")
+    with pytest.warns(NotKept, match="Read-only"):
+        assert whatif("job", store=lake.uri, ranks=[0]).step_time_ns == kept.step_time_ns
+
+
+def test_files_whose_answer_a_store_was_named_to_keep_need_one_that_can_be_written(tmp_path, no_folders):
+    with pytest.raises(StoreError, match="Read-only file system; choose a --store that can be written"):
+        perfkit.analyze(SAMPLE, store=tmp_path / "new")
+
+
+def test_what_cannot_be_read_is_an_error_in_a_store_that_can_only_be_read_too(store, no_folders):
+    next(Path(store.uri).glob("manifests/**/commits/*.json")).write_text("{")
+    with pytest.raises(StoreError, match="commit"):
+        perfkit.analyze("gloo", store=store.uri)
 
 
 def test_what_the_run_already_knows_is_not_overwritten(store):

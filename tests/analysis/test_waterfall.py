@@ -20,7 +20,7 @@ from perfkit.errors import UsageError
 from perfkit.flops.calculator import compute_mfu
 from perfkit.report.report import Report
 from perfkit.schema import DEVICE_INFO, WATERFALL, conform, table_from_rows
-from perfkit.simulate import Job, sample_job, simulate
+from perfkit.simulate import Job, Mesh, sample_job, simulate
 
 H100 = "NVIDIA H100 80GB HBM3"
 MODEL = {"layers": 4, "hidden": 512, "heads": 8, "vocab": 32000, "seq_len": 1024, "n_params": 50_000_000,
@@ -191,6 +191,11 @@ def test_without_a_peak_the_ladder_is_time_alone_and_says_how_to_get_more() -> N
     assert "matmul_below_peak" not in shown
 
 
+def test_without_matrix_products_their_number_format_is_not_asked_after() -> None:
+    found = analyze_tables(tables(kernel(0, 100, name="saxpy")), hardware=H100)
+    assert found.summary["mfu"]["messages"][0].startswith("the traces hold no matrix products")
+
+
 def test_with_a_peak_and_no_model_the_ladder_starts_at_hfu() -> None:
     found = analyze_tables(with_device(H100))
     mfu = found.summary["mfu"]
@@ -265,6 +270,13 @@ def test_nonsense_is_refused() -> None:
     for question in ({"tokens_per_step": 0}, {"peak_flops": -1.0}, {"world_size": 0}, {"modle": "gpt2"}, {"peak": "x"}):
         with pytest.raises(UsageError):
             analyze_tables({"events": events(kernel(0, 1))}, **question)
+
+
+def test_hfu_of_a_simulated_job_is_the_simulators_own() -> None:
+    sim = simulate(Job(mesh=Mesh(dp=2), steps=3))
+    found = simulated(sim.job).summary["mfu"]
+    assert found["flops_coverage"] == 1.0
+    assert found["hfu"] == pytest.approx(sim.truth()["mfu"]["hfu"], rel=1e-3)  # a causal mask keeps the diagonal
 
 
 def test_recomputed_products_are_lost_for_mfu_and_executed_for_hfu() -> None:

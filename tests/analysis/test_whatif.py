@@ -46,6 +46,7 @@ def test_the_table_names_the_slow_rank_and_the_error_of_the_replay(folder, capsy
     lines = text.split("\n\n")[1].splitlines()
     assert lines[0].split() == ["what", "if", "step", "time", "gain"]
     assert lines[1].startswith(("rank 1 like its peers", "all ranks like their peers"))
+    assert "note: `perfkit analyze` says that rank 1 costs " in text  # another question, so another number
     assert "critical path" in text
 
 
@@ -74,6 +75,16 @@ _MODEL = {
     "layers": 4, "hidden": 2048, "heads": 16, "ffn": 8192, "gated": False, "kv_heads": 16, "tied": False,
     "vocab": 32000, "seq_len": 2048,
 }  # fmt: skip
+
+
+def test_what_traced_ranks_show_is_waiting_although_others_have_no_trace(folder):
+    examined = examine(folder, replay=True, ranks=[1, 2])
+    (note,) = (note for note in play(examined).notes if "cannot be told from moving data" in note)
+    members = examined.job.view.members
+    waited, unsplit = (sum(members[name].to_pylist()) for name in ("wait_ns", "unsplit_ns"))
+    share = 100 * unsplit / (waited + unsplit)
+    assert int(note.split()[1]) == pytest.approx(share, abs=1)
+    assert share < 95
 
 
 def test_a_store_keeps_the_critical_path(folder, tmp_path, capsys):

@@ -175,3 +175,14 @@ def test_the_largest_map_of_ranks_stays_within_the_budget() -> None:
         z, np.arange(z.shape[1]), labels, list(range(len(z))), "idle", 4096, 10, 0, 1, "ms", "analysis"
     )
     assert values_of(figures_ranks.rank_map(grid, LIGHT, "/ranks?rank={row}").figure) < 500_000
+
+
+def test_no_step_is_labelled_twice_when_there_are_few() -> None:
+    def axis(steps: list[int]) -> dict[str, Any]:
+        z = np.ones((2, len(steps)))
+        grid = data_ranks.Grid(z, np.array(steps), ["0", "1"], [0, 1], "idle", 2, 1, 0, 1, "ms", "analysis")
+        found: dict[str, Any] = figures_ranks.rank_map(grid, LIGHT).figure["layout"]["xaxis"]
+        return found
+
+    assert axis([4, 5, 6])["dtick"] == axis([7])["dtick"] == 1
+    assert "dtick" not in axis(list(range(1000)))

@@ -158,6 +158,13 @@ def test_boards_that_cannot_be_told_apart_have_only_the_values_they_share():
         resolve_peak("Tesla V100-DGXS-32GB", "fp16", **facts)
 
 
+def test_a_die_of_a_mi250_has_the_peaks_of_the_mi210_that_it_cannot_be_told_from():
+    facts = {"compute_capability": "9.0", "sm_count": 104, "memory_bytes": 68702699520}
+    found = find_device("AMD Radeon Graphics", **facts)  # what ROCm 6 reports for either
+    assert found.device.id == "MI210 or MI250-GCD"
+    assert peak_tflops("AMD Radeon Graphics", **facts) == peak_tflops("AMD Instinct MI250") == 181
+
+
 def test_two_facts_are_not_enough():
     with pytest.raises(UnknownHardware):
         find_device("NVIDIA A100-PG509-200", compute_capability="8.0", sm_count=108)

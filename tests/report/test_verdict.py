@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfkit.report.verdict import doubts, ladder, not_measured, nothing_found, peak_line, verdict
+from perfkit.report.verdict import doubts, ladder, not_measured, nothing_found, pace_note, peak_line, verdict
 from tests.report.documents import bare, report, terms
 
 
@@ -112,6 +112,13 @@ def test_a_note_of_many_ranks_is_said_once_with_how_often() -> None:
 def test_a_utilisation_that_is_tiny_is_not_called_nothing() -> None:
     document = report().document
     assert verdict({**document, "mfu": {**document["mfu"], "hfu": 1e-6}}).hfu == "< 0.01 %"
+
+
+def test_a_loss_by_the_pace_is_explained_where_it_is_not_what_all_ranks_lost() -> None:
+    place = {"where": "train.py:88", "lost_gpu_ms": 8.0, "idle_ms": 2.0}
+    assert "sets the pace" in (pace_note([{"evidence": {"places": [place]}}]) or "")
+    assert pace_note([{"evidence": {"places": [{**place, "idle_ms": 8.0}]}}, {"evidence": "text"}]) is None
+    assert pace_note(report().document["findings"]) is None
 
 
 def test_where_to_look_without_a_finding_depends_on_what_was_lost() -> None:

@@ -27,8 +27,8 @@ SIDE_ARGS: dict[str, dict[str, str]] = {
         "queued": "queued", "memory bandwidth (GB/s)": "bandwidth_gbps",
     },
     "ops": {
-        "Input Dims": "input_dims", "Input type": "input_types", "Sequence number": "sequence_number",
-        "Fwd thread id": "fwd_thread_id",
+        "Input Dims": "input_dims", "Input type": "input_types", "Concrete Inputs": "concrete_inputs",
+        "Sequence number": "sequence_number", "Fwd thread id": "fwd_thread_id",
     },
     "collective_args": {
         "Collective name": "collective", "dtype": "dtype", "In msg nelems": "in_nelems", "Out msg nelems": "out_nelems",
