@@ -49,6 +49,7 @@ QUALITY_KINDS: dict[str, str] = {
     "rank_from_file_name": "the rank was taken from the file name",
     "rank_shared": "perfkit had assigned this rank to a file that names none: are they one rank?",
     "rank_disagrees": "two places name different ranks",
+    "odd_rank": "a stated rank that is no number, or not below the world size",
     "overlapping_rank": "another file claims the same rank at the same time; not merged",
     "missing_table": "a table that this kind of report usually has is absent",
     "unresolved": "references (string ids, correlations) that lead nowhere",

@@ -36,6 +36,7 @@ from perfkit.sources.inputs import (
     Limits,
     SliceStream,
     Stream,
+    compression_of,
     copy_stream,
     decompress,
     file_kind,
@@ -43,11 +44,11 @@ from perfkit.sources.inputs import (
     shown_path,
 )
 from perfkit.sources.kinds import (
-    COMPRESSIONS,
     HEAD_BYTES,
     NSYS_TABLE,
     NotATrace,
     Verdict,
+    blaming,
     check_nsys_projection,
     check_nsys_tables,
     classify,
@@ -162,12 +163,21 @@ class Head(NamedTuple):
 
     data: bytes
     complete: bool
+    problem: str | None = None
+    """What is wrong with the stored bytes."""
     error: InputError | None = None
 
 
 def read_head(stream: Stream) -> Head:
     """Read what is looked at to tell what a file is."""
-    return Head(stream.read(HEAD_BYTES) or b"", not stream.read(1))
+    data, complete = stream.read(HEAD_BYTES) or b"", not stream.read(1)
+    if not data and stream.problem:
+        return Head(data, complete, error=_damaged(stream.problem, stream.path))
+    return Head(data, complete, stream.problem)
+
+
+def _damaged(problem: str, path: str) -> CorruptInput:
+    return CorruptInput(problem, path=path, next_step="copy it again from where it was made")
 
 
 @dataclass(slots=True)
@@ -394,7 +404,7 @@ class _Search:
             with self._open(file) as stream:
                 return read_head(stream)
         except InputError as error:
-            return Head(b"", True, error)
+            return Head(b"", True, error=error)
 
     # nsys exports in parquet
 
@@ -497,12 +507,13 @@ class _Search:
             if candidate.head is None:
                 with candidate.open() as stream:
                     candidate.head = read_head(stream)
-            head, complete, unreadable = candidate.head
+            head, complete, problem, unreadable = candidate.head
             candidate.head = None
             if unreadable is not None:
                 raise unreadable
             try:
-                verdict = _classify(head, path=candidate.path, complete=complete, limits=self.limits)
+                with blaming(problem, path=candidate.path):
+                    verdict = _classify(head, path=candidate.path, complete=complete, limits=self.limits)
             except NotATrace:
                 if complete or (found := self._log_further_down(candidate, head)) is None:
                     raise
@@ -526,7 +537,7 @@ class _Search:
 
     def _log_further_down(self, candidate: _Candidate, head: bytes) -> Verdict | None:
         """Look for a training log behind what a launcher printed first; binary files are not looked at."""
-        packed = next((name for name, magic in COMPRESSIONS if head.startswith(magic)), "none")
+        packed = compression_of(head)
         with decompress(candidate.open, packed, path=candidate.path, limits=self.limits) as stream:
             rest, read = b"", 0
             while read < LOG_SEARCH_BYTES and (piece := stream.read(HEAD_BYTES)):
@@ -564,9 +575,7 @@ class _Search:
         with decompress(candidate.open, verdict.compression, path=candidate.path, limits=self.limits) as stream:
             file = self._to_spool(stream)
             if stream.problem:
-                raise CorruptInput(
-                    stream.problem, path=candidate.path, next_step="copy it again from where it was made"
-                )
+                raise _damaged(stream.problem, candidate.path)
         own = replace(candidate, file=file, spooled=True)
         if not here:  # the copy tells what it is without being fetched again
             own.open = partial(SliceStream, file, path=candidate.path, limits=self.limits)
@@ -641,11 +650,7 @@ class _Search:
                 else:
                     self._spool_member(stream, member, shown)
             if stream.problem:
-                raise CorruptInput(
-                    f"{stream.problem}; what came before was read",
-                    path=archive.path,
-                    next_step="copy it again from where it was made",
-                )
+                raise _damaged(f"{stream.problem}; what came before was read", archive.path)
 
     def _member(self, archive: Path | RemoteFile, member: archives.Member, shown: str) -> None:
         """Take a member that can be read where it is."""
@@ -659,6 +664,8 @@ class _Search:
         """Copy a member of a compressed tar to the spool, if its head looks like an input."""
         head = stream.read(min(HEAD_BYTES, member.stored_bytes)) or b""
         with self._one_line(shown, named=False):
+            if stream.problem and not head:
+                raise _damaged(stream.problem, shown)
             _classify(head, path=shown, complete=len(head) == member.stored_bytes, limits=self.limits)
             file = self._to_spool(_Joined(head, stream, member.stored_bytes, path=shown, limits=self.limits))
 

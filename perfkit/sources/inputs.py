@@ -39,6 +39,8 @@ ZSTD_BYTES = 1 << 16
 """Uncompressed bytes per call of Arrow's zstd decoder, which drops a whole call on an error."""
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+ZSTD_SKIPPABLE_MAGIC = b"\x2a\x4d\x18"
+"""After a byte 0x50 to 0x5f: a frame without content, with which pzstd begins; its length follows."""
 UTF8_BOM = b"\xef\xbb\xbf"
 _ISAL_ERROR = cast("type[Exception]", isal_zlib.IsalError)  # its type stub says "an Exception", not the class
 
@@ -380,31 +382,78 @@ class ZstdStream(_Decoder):
 
     def __init__(self, reopen: Callable[[], Stream], *, path: str, limits: Limits | None = None) -> None:
         super().__init__(reopen, path=path, limits=limits)
-        self._decoder = self._open(self._raw)
-
-    @staticmethod
-    def _open(raw: Stream) -> Any:
-        return pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
+        self._stored = _Stored(self._raw)
+        self._decoder = self._stored.decoder()
 
     def _decode(self, size: int) -> bytes:
         try:
             data: bytes = self._decoder.read(min(size, ZSTD_BYTES))
         except OSError as error:
-            truncated = "Truncated" in str(error)
-            where = f"after {self._raw.bytes_out:,} bytes" if truncated else f"before byte {self._raw.bytes_out:,}"
-            what = "end early" if truncated else "are broken"
-            self._cut(f"the compressed data {what}, {where}", truncated=truncated)
+            if truncated := "Truncated" in str(error):
+                self._cut(f"the compressed data end early, after {self._raw.bytes_out:,} bytes", truncated=truncated)
             self._rest = self._salvage(self.bytes_out)
             return b""
         return data
 
-    def _salvage(self, skip: int) -> Iterator[bytes]:
-        with self._reopen() as raw, contextlib.suppress(OSError):
-            decoder = self._open(raw)
-            while skip:
-                skip -= len(decoder.read(min(skip, ZSTD_BYTES)))
-            while piece := decoder.read(1):
-                yield piece
+    def _salvage(self, good: int) -> Iterator[bytes]:
+        """Decode again what follows `good` bytes, and give the decoder single bytes of the read that met the damage.
+
+        Arrow drops what one read of stored bytes gave (a megabyte and more) and what one call was to return, if
+        there is an error in it: so the last bytes before the damage are asked for one by one, too.
+        """
+        for size in (ZSTD_BYTES, 1):
+            with self._reopen() as raw, contextlib.suppress(OSError):
+                stored = _Stored(raw, single_from=self._stored.last_read_at)
+                decoder, skip = stored.decoder(), good
+                while skip and (known := decoder.read(min(skip, ZSTD_BYTES))):
+                    skip -= len(known)
+                while piece := decoder.read(size):
+                    good += len(piece)
+                    yield piece
+        self._cut(f"the compressed data are broken, before byte {stored.position:,}", truncated=False)
+
+
+class _Stored(_RawIO):
+    """Stored bytes for Arrow's decoder: as many as it asks for, but single ones from `single_from` on."""
+
+    def __init__(self, raw: Stream, *, single_from: int | None = None) -> None:
+        super().__init__()
+        self.position = self.last_read_at = 0
+        """Where the next read begins, and where the last one did: the decoder had used all that came before."""
+        self._raw = raw
+        self._single_from = single_from
+        self._block = io.BytesIO()
+
+    def decoder(self) -> Any:
+        """Return Arrow's decoder of these bytes."""
+        return pa.CompressedInputStream(pa.PythonFile(self, mode="r"), "zstd")
+
+    def readable(self) -> bool:
+        """Tell io that this is a reader."""
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read `size` bytes, or fewer."""
+        if self._single_from is None:
+            data = self._raw.read(size) or b""
+        elif self.position < self._single_from:
+            data = self._raw.read(min(size, self._single_from - self.position)) or b""
+        elif not (data := self._block.read(1)):
+            self._block = io.BytesIO(self._raw.read(READ_BYTES) or b"")
+            data = self._block.read(1)
+        self.last_read_at = self.position
+        self.position += len(data)
+        return data
+
+
+def compression_of(head: bytes) -> str:
+    """Tell the compression of a file that starts with `head`: `none`, `gzip` or `zstd`."""
+    if head.startswith(GZIP_MAGIC):
+        return "gzip"
+    at = 0
+    while head[at + 1 : at + 4] == ZSTD_SKIPPABLE_MAGIC and head[at] & 0xF0 == 0x50 and len(head) >= at + 8:
+        at += 8 + int.from_bytes(head[at + 4 : at + 8], "little")
+    return "zstd" if head.startswith(ZSTD_MAGIC, at) else "none"
 
 
 def open_regular(file: Path | RemoteFile, *, path: str) -> io.FileIO | RemoteIO:

@@ -14,6 +14,7 @@ front of the next chunk and that one is scanned again. So no layout is assumed, 
 
 from __future__ import annotations
 
+import codecs
 import json
 import queue
 import re
@@ -26,6 +27,7 @@ from typing import Any, BinaryIO
 
 from perfkit.engine.local import available_cpus
 from perfkit.errors import CorruptInput, UnsafeInput, UnsupportedInput
+from perfkit.report.format import plural
 from perfkit.sources.chunks import DECODER, Chunk, Chunks, FileChunks, fresh_buffer, prefetch
 from perfkit.sources.inputs import SliceStream, Stream
 from perfkit.sources.scan import PADDING, Memory, Plan, ScanResult, Status, have_c_scanner, scan_chunk, scan_file
@@ -34,6 +36,8 @@ CHUNK_BYTES = 12 << 20
 """Of a buffer: whole huge pages, large enough that what Python does for each is little beside the scan."""
 SLICE_BYTES = 1 << 20
 """Of what is read from a file at once: stays in the second-level cache."""
+FIRST_HEAD_BYTES = 1 << 16
+"""Most headers are shorter. Whatever is longer is read up to three times as far, and so on."""
 MAX_HEAD_BYTES = 256 << 20
 """Keys before traceEvents (process groups of a large job are megabytes), and keys after it."""
 MAX_EVENT_BYTES = 256 << 20
@@ -42,7 +46,7 @@ MAX_EVENT_BYTES = 256 << 20
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
-Scanned = tuple[ScanResult, bytes | None]
+Scanned = tuple[ScanResult, bytearray | None]
 """Rows of a chunk, and the chunk as text if it was not UTF-8."""
 
 
@@ -63,7 +67,7 @@ class TraceWalk:
         """Top-level keys other than traceEvents; complete after `scan`."""
         self.problem: Problem | None = None
         self.repeated: list[str] = []
-        """Top-level keys that occur twice; the first one counts."""
+        """Top-level keys that occur twice, the first one counts; and what of them was not read."""
         self.replaced = 0
         """Places that were not UTF-8."""
         self._chunks: Chunks | FileChunks | None = None
@@ -85,11 +89,9 @@ class TraceWalk:
 
     def read_head(self) -> None:
         """Read up to the first event; raises if there are no events to come."""
-        data, size = b"", 1 << 16
+        data, size = bytearray(), FIRST_HEAD_BYTES
         while True:
-            block = self._read(size)
-            data += block
-            ended = len(block) < size
+            ended = self._read_on(data, size)
             if self._parse_head(data, ended=ended):
                 return
             if len(data) > MAX_HEAD_BYTES:
@@ -98,9 +100,9 @@ class TraceWalk:
                     path=self._path,
                     next_step="give a trace that torch.profiler's export_chrome_trace wrote",
                 )
-            size = len(data) * 2
+            size = min(3 * len(data), MAX_HEAD_BYTES + 1)
 
-    def _parse_head(self, data: bytes, *, ended: bool) -> bool:
+    def _parse_head(self, data: bytearray, *, ended: bool) -> bool:
         text = data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
         at = _skip_space(text, 0)
         if at == len(text):
@@ -188,13 +190,13 @@ class TraceWalk:
         self.repeated += [key for key in keys if key in self.keys]
         self.keys = {**_clean(keys), **self.keys}
 
-    def _parse_foot(self, data: bytes) -> None:
+    def _parse_foot(self, data: bytearray) -> None:
         """Read the keys after the events; a damaged foot costs its keys only, and is noted."""
         text = data.decode("utf-8", "replace")
         if self._is_list:
             self._note_trailing(text)
             return
-        at = 0
+        at, key = 0, ""
         keys: dict[str, Any] = {}
         try:
             while True:
@@ -208,14 +210,21 @@ class TraceWalk:
                 at = _skip_space(text, at)
                 if text[at] != ":":
                     raise IndexError
-                value, at = DECODER.raw_decode(text, _skip_space(text, at + 1))
-                if key in keys or key == "traceEvents":
+                start = _skip_space(text, at + 1)
+                value, at = DECODER.raw_decode(text, start)
+                if key == "traceEvents":
+                    size = self._byte(text[start:at], at - start)
+                    count = f"{plural(len(value), 'event')} in " if isinstance(value, list) else ""
+                    self.repeated.append(f"{key} (of the second, {count}{size:,} bytes were not read)")
+                elif key in keys:
                     self.repeated.append(key)
                 keys.setdefault(key, value)
         except (json.JSONDecodeError, IndexError, RecursionError):
-            self.problem = Problem(
-                "truncated", "the file ends, or is broken, after its last event; all events are kept"
-            )
+            kept = "all events are kept"
+            if key == "traceEvents" and key not in keys:
+                self.repeated.append(f"{key} (the events of the second were not read)")
+                kept = "all events of the first traceEvents are kept"
+            self.problem = Problem("truncated", f"the file ends, or is broken, after its last event; {kept}")
         keys.pop("traceEvents", None)
         self._keep(keys)
 
@@ -237,7 +246,7 @@ class TraceWalk:
         rows is left to the caller: Python in two threads takes twice the time of Python in one.
         """
         foot: bytearray | None = None
-        carried, first, stop = b"", 0, threading.Event()
+        carried, first, stop = _Carried(), 0, threading.Event()
 
         def work(chunk: Chunk) -> Scanned:
             return self._scan_one(chunk, plan, base_ns)
@@ -247,47 +256,53 @@ class TraceWalk:
             chunks: Iterator[Chunk] = prefetch(iter(source), stop) if self._reads_beside() else iter(source)
             more = True
             try:
-                while more or team.ahead:
+                while True:
                     while more and team.has_room:
                         chunk = next(chunks, None)
                         if chunk is None:
                             more = False
                         else:
                             team.take_on(chunk)
-                    if not team.ahead:
+                    if not team.ahead and not carried.has_new:
                         break
-                    chunk = team.ahead[0].chunk
+                    chunk = team.ahead[0].chunk if team.ahead else None
                     if foot is not None:
+                        assert chunk is not None
                         team.drop()
                         foot += chunk.rest(0)
                         if len(foot) > MAX_HEAD_BYTES:
                             break
                         continue
-                    if carried:
-                        team.drop()
-                        chunk = self._join(carried, chunk)
-                        result, repaired = work(chunk)
-                    else:
+                    if not carried:
+                        assert chunk is not None
                         result, repaired = team.finish()
+                    else:
+                        if chunk is not None:
+                            team.drop()
+                            carried.add(chunk)
+                            if not carried.is_due:
+                                continue
+                        chunk = carried.join()
+                        result, repaired = work(chunk)
                     if repaired is not None:
-                        self.replaced += repaired.decode().count("\ufffd")
+                        self.replaced += repaired.count(_REPLACEMENT)
                     if result.num_events or result.not_events:
                         yield first, result
                         first += result.num_events
-                    rest = repaired[result.consumed :] if repaired else chunk.rest(result.consumed)
-                    if result.status == Status.END:
-                        foot, carried = bytearray(rest), b""
-                    elif result.status in (Status.BAD, Status.DEEP):
+                    if result.status in (Status.BAD, Status.DEEP):
                         self._note_broken(result, chunk, repaired is not None)
                         return
-                    else:
-                        carried = rest
-                        if len(carried) > MAX_EVENT_BYTES:
-                            self.problem = Problem(
-                                "invalid_json", f"one event is longer than {MAX_EVENT_BYTES >> 20} MiB"
-                            )
-                            return
-                    source.release(chunk)
+                    if result.status == Status.END:
+                        foot = bytearray(repaired[result.consumed :] if repaired else chunk.rest(result.consumed))
+                        carried = _Carried()
+                        continue
+                    own = chunk.data is not carried.data
+                    carried.keep(chunk, result.consumed, repaired)
+                    if len(carried) > MAX_EVENT_BYTES:
+                        self.problem = Problem("invalid_json", f"one event is longer than {MAX_EVENT_BYTES >> 20} MiB")
+                        return
+                    if own:
+                        source.release(chunk)
             finally:
                 stop.set()
                 chunks.close()  # type: ignore[attr-defined]  # both are generators
@@ -298,15 +313,16 @@ class TraceWalk:
         stream = self._stream
         return isinstance(stream, Stream) and stream.slow and (stream.waits or available_cpus() > 1)
 
-    def _finish(self, foot: bytearray | None, carried: bytes) -> None:
+    def _finish(self, foot: bytearray | None, carried: _Carried) -> None:
         stream_problem = getattr(self._stream, "problem", None)
         if foot is not None:
-            self._parse_foot(bytes(foot))
+            self._parse_foot(foot)
         if stream_problem:
             kind = "truncated" if foot is None or self.problem else "trailing_data"
             self.problem = Problem(kind, stream_problem)
         elif foot is None:
-            lost = f"; an unfinished event of {len(carried):,} bytes was lost" if carried.strip() else ""
+            whole = not carried or carried.data.isspace()
+            lost = "" if whole else f"; an unfinished event of {len(carried):,} bytes was lost"
             self.problem = Problem("truncated", f"the file ends at byte {self.bytes_read:,} inside traceEvents{lost}")
 
     def _note_broken(self, result: ScanResult, chunk: Chunk, repaired: bool) -> None:
@@ -317,16 +333,19 @@ class TraceWalk:
             "invalid_json", f"the event at {about}byte {where:,} {why}; what follows it was not read"
         )
 
-    def _scan_one(self, chunk: Chunk, plan: Plan, base_ns: int) -> tuple[ScanResult, bytes | None]:
+    def _scan_one(self, chunk: Chunk, plan: Plan, base_ns: int) -> Scanned:
         """Scan a chunk; if it is not UTF-8, scan a repaired copy and return that copy, without padding, too."""
         if chunk.data is None and (found := self._scan_file(chunk, plan, base_ns)):
             return found, None
         result = scan_chunk(chunk.load(), 0, chunk.end, plan, base_ns=base_ns, scanner=self._scanner)
         if result.status != Status.NOT_UTF8:
             return result, None
-        repaired = chunk.rest(0).decode("utf-8", "replace").encode()
-        data = repaired + bytes(PADDING)
-        return scan_chunk(data, 0, len(repaired), plan, base_ns=base_ns, scanner=self._scanner), repaired
+        repaired = _repair(chunk.rest(0))
+        end = len(repaired)
+        repaired += bytes(PADDING)
+        result = scan_chunk(repaired, 0, end, plan, base_ns=base_ns, scanner=self._scanner)
+        del repaired[end:]
+        return result, repaired
 
     def _scan_file(self, chunk: Chunk, plan: Plan, base_ns: int) -> ScanResult | None:
         assert chunk.file is not None
@@ -339,17 +358,19 @@ class TraceWalk:
         finally:
             self._slices.put(buffer)
 
-    def _join(self, carried: bytes, chunk: Chunk) -> Chunk:
-        text = carried + chunk.rest(0)
-        return Chunk(chunk.offset - len(carried), len(text), bytearray(text + bytes(PADDING)))
-
     # ------------------------------------------------------------ bytes
 
-    def _read(self, size: int) -> bytes:
-        data = bytearray(size)
-        count = self._stream.readinto(data)  # type: ignore[attr-defined]  # every raw stream has it
-        self._head_bytes += count
-        return bytes(memoryview(data)[:count])
+    def _read_on(self, data: bytearray, size: int) -> bool:
+        """Read until there are `size` bytes; True if the stream ends before. `data` grows where it is."""
+        block = memoryview(bytearray(min(size - len(data), SLICE_BYTES)))
+        while len(data) < size:
+            room = block[: size - len(data)]
+            count = self._stream.readinto(room)  # type: ignore[attr-defined]  # every raw stream has it
+            self._head_bytes += count
+            data += room[:count]
+            if count < len(room):
+                return True
+        return False
 
     def _open_chunks(self) -> Chunks | FileChunks:
         """Return the rest of the stream in chunks."""
@@ -359,6 +380,54 @@ class TraceWalk:
         if place is None:
             return Chunks(self._stream, head, self._offset, size)
         return FileChunks(*place, head, self._offset, size)
+
+
+class _Carried:
+    """The beginning of an event that did not end in its chunk, and the chunks that follow it.
+
+    An event of many chunks is scanned again only when there is twice as much of it, and it grows where it is: so it
+    costs neither quadratic time nor several copies.
+    """
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self._offset = 0
+        self._scanned = 0
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @property
+    def has_new(self) -> bool:
+        """Whether it has bytes that were not scanned."""
+        return len(self.data) > self._scanned
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a scan pays."""
+        return len(self.data) >= min(2 * self._scanned, MAX_EVENT_BYTES + 1)
+
+    def add(self, chunk: Chunk) -> None:
+        """Put a chunk behind it. The chunk's buffer may still be in use: some thread may be scanning it in vain."""
+        self.data += chunk.rest(0)
+
+    def join(self) -> Chunk:
+        """Return all of it as a chunk."""
+        end = len(self.data)
+        self.data += bytes(PADDING)
+        return Chunk(self._offset, end, self.data)
+
+    def keep(self, chunk: Chunk, consumed: int, repaired: bytearray | None) -> None:
+        """Hold what a scan has left of a chunk."""
+        if repaired is not None:
+            self.data = repaired[consumed:]
+        elif chunk.data is self.data:
+            del self.data[chunk.end :]
+            del self.data[:consumed]
+        else:
+            self.data = bytearray(chunk.rest(consumed))
+        self._offset = chunk.offset + consumed
+        self._scanned = len(self.data)
 
 
 @dataclass(slots=True)
@@ -409,6 +478,19 @@ class _Team:
     def __exit__(self, *error: object) -> None:
         if self._others:
             self._others.shutdown(cancel_futures=True)
+
+
+_REPLACEMENT = "\ufffd".encode()
+
+
+def _repair(data: bytes) -> bytearray:
+    """Replace what is not UTF-8, in slices: text takes up to four times the memory of its bytes."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    repaired = bytearray()
+    for at in range(0, len(data), SLICE_BYTES):
+        repaired += decoder.decode(data[at : at + SLICE_BYTES]).encode()
+    repaired += decoder.decode(b"", final=True).encode()
+    return repaired
 
 
 _SURROGATES = re.compile("[\ud800-\udfff]")

@@ -15,8 +15,10 @@ known by the names of its files.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,11 +26,10 @@ import pyarrow as pa
 
 from perfkit.errors import CorruptInput, InputError, UnsupportedInput
 from perfkit.sources import archives
-from perfkit.sources.inputs import GZIP_MAGIC, UTF8_BOM, ZSTD_MAGIC, BytesStream, Limits, decompress
+from perfkit.sources.inputs import UTF8_BOM, BytesStream, Limits, compression_of, decompress
 
 HEAD_BYTES = 1 << 16
 """Stored, and then uncompressed, bytes that decide what a file is."""
-COMPRESSIONS = (("gzip", GZIP_MAGIC), ("zstd", ZSTD_MAGIC))
 SQLITE_MAGIC = b"SQLite format 3\0"
 SPOOL_MAGIC = b"PKSPOOL1"
 NSYS_REP_MAGIC = b"NVIDIA Tegra Profiler Report"
@@ -58,21 +59,31 @@ def classify(head: bytes, *, path: str, complete: bool, limits: Limits | None = 
 
     Raises `NotATrace`, or another `InputError` for what was meant as a trace and is damaged or in the wrong form.
     """
-    for compression, magic in COMPRESSIONS:
-        if head.startswith(magic):
-            with decompress(lambda: BytesStream(head, path=path), compression, path=path, limits=limits) as stream:
-                inner = stream.read(HEAD_BYTES) or b""
-                inner_complete = complete and not stream.read(1)
-            if not inner:
-                raise CorruptInput(
-                    f"empty or broken {compression} data", path=path, next_step="copy it again from where it was made"
-                )
-            if inner.startswith((GZIP_MAGIC, ZSTD_MAGIC)):
-                raise UnsupportedInput(
-                    "compressed twice", path=path, next_step="decompress it once and give the result"
-                )
-            return Verdict(_classify_plain(inner, path, inner_complete), compression)
-    return Verdict(_classify_plain(head, path, complete), "none")
+    if (compression := compression_of(head)) == "none":
+        return Verdict(_classify_plain(head, path, complete), compression)
+    with decompress(lambda: BytesStream(head, path=path), compression, path=path, limits=limits) as stream:
+        inner = stream.read(HEAD_BYTES) or b""
+        inner_complete = complete and not stream.read(1)
+        problem = stream.problem if complete else None
+    if not inner:
+        raise CorruptInput(
+            f"empty or broken {compression} data", path=path, next_step="copy it again from where it was made"
+        )
+    if compression_of(inner) != "none":
+        raise UnsupportedInput("compressed twice", path=path, next_step="decompress it once and give the result")
+    with blaming(problem, path=path):
+        return Verdict(_classify_plain(inner, path, inner_complete), compression)
+
+
+@contextlib.contextmanager
+def blaming(problem: str | None, *, path: str) -> Iterator[None]:
+    """Say what is wrong with the stored bytes, if anything is, where their content looks damaged."""
+    try:
+        yield
+    except CorruptInput as error:
+        if problem is None:
+            raise
+        raise CorruptInput(problem, path=path, next_step="copy it again from where it was made") from error
 
 
 def _classify_plain(head: bytes, path: str, complete: bool) -> str:
@@ -169,24 +180,19 @@ def _refuse_known(head: bytes, path: str) -> None:
 
 
 def _check_json(text: bytes, path: str, complete: bool) -> None:
-    """Raise `NotATrace` if this JSON is surely none."""
+    """Raise if this JSON is surely no trace: `NotATrace` if it is sound, `CorruptInput` if it is broken."""
+    next_step = "give the file that torch.profiler's export_chrome_trace wrote"
     if text[:1] == b"{":
         if b'"traceEvents"' in text:
             return
         keys, closed = _top_level_keys(text)
         if "nodes" in keys:
-            raise NotATrace(
-                "a PyTorch execution trace (ET), not a Kineto trace",
-                path=path,
-                next_step="give the file that torch.profiler's export_chrome_trace wrote",
-            )
+            raise NotATrace("a PyTorch execution trace (ET), not a Kineto trace", path=path, next_step=next_step)
+        if complete:
+            _refuse_broken(text, path)
         if closed or (complete and not keys):
             shown = ", ".join(repr(key) for key in keys[:4]) or "no keys"
-            raise NotATrace(
-                f"JSON without traceEvents (it has {shown})",
-                path=path,
-                next_step="give the file that torch.profiler's export_chrome_trace wrote",
-            )
+            raise NotATrace(f"JSON without traceEvents (it has {shown})", path=path, next_step=next_step)
         return
     first = text[1:].lstrip(b" \t\r\n")[:1]
     if first == b"{" and b'"ph"' in text:
@@ -195,8 +201,43 @@ def _check_json(text: bytes, path: str, complete: bool) -> None:
         return  # one enormous first element
     if not first and not complete:
         return
+    if complete:
+        _refuse_broken(text, path)
     what = "an empty list" if first == b"]" else "a JSON list that holds no trace events"
-    raise NotATrace(what, path=path, next_step="give the file that torch.profiler's export_chrome_trace wrote")
+    raise NotATrace(what, path=path, next_step=next_step)
+
+
+_JSON_NAME = re.compile(r"\.json(\.gz|\.zst)?$", re.IGNORECASE)
+_JSON_START = re.compile(rb'\[?\s*\{\s*"(?:[^"\\]|\\.)*"\s*:', re.DOTALL)
+
+
+def _refuse_broken(text: bytes, path: str) -> None:
+    """Raise `CorruptInput` if the whole text of a file is meant as one JSON document and is none.
+
+    Many texts begin with a bracket: sections of settings, lines of a log. Only a name, or else a key in quotes, says
+    that JSON is meant. Several documents, as in logs of one per line, are sound; so are comments.
+    """
+    from perfkit.sources.chunks import DECODER  # only then: most files are sound
+
+    name = path.rpartition("/")[2].rpartition("!")[2]
+    if not (_JSON_NAME.search(name) or ("." not in name and _JSON_START.match(text))):
+        return
+    decoded = text.decode("utf-8", "surrogateescape")
+    try:
+        DECODER.raw_decode(decoded)
+    except RecursionError:
+        return
+    except json.JSONDecodeError as error:
+        rest = decoded[error.pos :].lstrip()
+        if rest.startswith(("//", "/*")):
+            return
+        where = len(decoded[: error.pos].encode("utf-8", "surrogateescape"))
+        what = f"{error.msg[:1].lower()}{error.msg[1:]} at byte {where:,}"
+        raise CorruptInput(
+            f"broken JSON: {what if rest and 'Unterminated' not in error.msg else 'it ends in the middle'}",
+            path=path,
+            next_step="export it again, or copy it again from where it was made",
+        ) from error
 
 
 _JSON_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)

@@ -37,9 +37,16 @@ from perfkit.sources.kineto_fields import PLAN, PLAN_WITH_ARGS
 from perfkit.sources.kineto_tables import EventPairs, Piece, make_piece, meta_rows
 
 RANK_IN_NAME = re.compile(
-    r"rank[-_. ]?0*(\d{1,6})(?!\d)|worker[-_]?0*(\d{1,6})(?!\d)|^profile_(\d{1,6})\.|^(\d{1,6})_trace\.", re.IGNORECASE
+    r"(?:(?P<of>[a-z]+?)[-_. ]*)?(?:(?<![a-z])rank|(?<=(?-i:[a-z]))(?-i:Rank))[-_. ]?0*(\d{1,6})(?!\d)"
+    r"|worker[-_]?0*(\d{1,6})(?!\d)|^profile_(\d{1,6})\.|^(\d{1,6})_trace\.",
+    re.IGNORECASE,
 )
 """Ranks in file names: rank3, rank_03, worker7, Accelerate's profile_5.json, Lightning's 2_trace.json."""
+_LAST_WORD = re.compile(r"(?:[A-Z]?[a-z]+|[A-Z]+)$")
+_PARTIAL_RANKS = frozenset(
+    ("local", "node", "group", "role", "parallel", "pp", "vpp", "tp", "etp", "dp", "edp", "ep", "cp", "sp", "mp")
+)
+"""What a rank may count within: local_rank2 and tp_rank_1 say nothing about the rank in the job."""
 
 
 RELATIVE_BELOW_US = 10**14
@@ -227,6 +234,7 @@ def _base_in_tail(input: Input) -> int | None:
 
 
 def _int(value: Any) -> int | None:
+    """Return a count or an index: from 0, and in 32 bits."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None
 
 
@@ -234,7 +242,7 @@ def _describe(info: PartInfo, keys: dict[str, Any], path: str) -> None:
     """Fill in rank, world size, host and versions."""
     distributed = keys.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
-    info.world_size = _int(distributed.get("world_size"))
+    info.world_size = _rank(distributed.get("world_size"))
     host = keys.get("host_name")
     info.host = host if isinstance(host, str) and host else None
     info.synthetic = keys.get("perfkit_synthetic") is True
@@ -243,21 +251,40 @@ def _describe(info: PartInfo, keys: dict[str, Any], path: str) -> None:
             if key.endswith("_version") and isinstance(value, (str, int)):
                 info.versions[key] = str(value)
     named = rank_in_name(path)
-    info.rank = _int(distributed.get("rank"))
+    stated = distributed.get("rank")
+    info.rank = _rank(stated)
     if info.rank is not None:
         info.rank_source = "distributedInfo"
         if named not in (None, info.rank):
             info.note(
                 "rank_disagrees", 1, f"distributedInfo says {info.rank}, the file name {named}; the former counts"
             )
-    elif named is not None:
+        if info.world_size is not None and info.rank >= info.world_size:
+            info.note("odd_rank", 1, f"rank {info.rank} of a world of {info.world_size}; taken as it is")
+        return
+    if stated is not None:
+        shown = json.dumps(stated)
+        shown = shown if len(shown) <= 40 else shown[:39] + "…"
+        info.note("odd_rank", 1, f"distributedInfo says that the rank is {shown}; not used")
+    if named is not None:
         info.rank, info.rank_source = named, "file name"
+
+
+def _rank(value: Any) -> int | None:
+    """Return a rank or number of ranks, which some writers put in quotes."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 10:
+        value = int(value)
+    return _int(value)
 
 
 def rank_in_name(path: str) -> int | None:
     """Rank that a file name mentions, None if it mentions none."""
-    match = RANK_IN_NAME.search(Path(path.rpartition("!")[2]).name)
-    return int(next(group for group in match.groups() if group)) if match else None
+    for match in RANK_IN_NAME.finditer(Path(path.rpartition("!")[2]).name):
+        of, *groups = match.groups()
+        word = _LAST_WORD.search(of or "")
+        if word is None or word[0].lower() not in _PARTIAL_RANKS:
+            return int(next(group for group in groups if group))
+    return None
 
 
 def _metadata_chunks(keys: dict[str, Any], info: PartInfo) -> Iterator[Chunk]:

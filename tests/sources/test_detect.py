@@ -127,6 +127,7 @@ WRAPPINGS = {
     "gzip": gzip.compress,
     "two gzip members": lambda data: gzip.compress(data[:20]) + gzip.compress(data[20:]),
     "zstd": zstd,
+    "pzstd": lambda data: b"\x50\x2a\x4d\x18\4\0\0\0size" + zstd(data),
     "tar": lambda data: tar({"a.json": data}),
     "tar of gzip": lambda data: tar({"a.json.gz": gzip.compress(data)}),
     "tar.gz": lambda data: gzip.compress(tar({"d/a.json": data})),
@@ -579,6 +580,52 @@ class TestWhatCannotBeUsed:
         assert [Path(error.path).name for error in found.rejected] == ["cut.json"]
         assert [Path(item.path).name for item in found.ignored] == [".git", "__init__.py", "config.json", "et.json"]
 
+    @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd])
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            (b"{bad", "enclosed in double quotes at byte 1"),
+            (b'{"a":}', "expecting value at byte 5"),
+            (b"{'traceEvents': []}", "double quotes at byte 1"),
+            (b"{", "it ends in the middle"),
+            (b"[", "it ends in the middle"),
+            (b"[1,2", "it ends in the middle"),
+            (b'{"schemaVersion": 1, "device', "it ends in the middle"),
+            (b'[{"name": "aten::a', "it ends in the middle"),
+        ],
+    )
+    def test_broken_json_in_a_folder_is_rejected_with_a_line_of_its_own(self, folder, pack, text, reason):
+        (folder / "a.json").write_bytes(pack(text))
+        (folder / "b.json").write_bytes(TRACE)
+        found = find(folder)
+        assert [Path(item.path).name for item in found.inputs] == ["b.json"]
+        (error,) = found.rejected
+        assert (Path(error.path).name, type(error)) == ("a.json", CorruptInput)
+        assert error.message.startswith("broken JSON: ")
+        assert reason in error.message
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("a.json", b'{"a": NaN, "b": [1, {}]}'), ("a.json", b"[1, 2]"), ("a.json", b"\xef\xbb\xbf{}"),
+            ("a.json", b'{"a": "\xff"}'), ("a.json", b'{"a": 1}\n{"b": 2}\n'), ("a.json", b'{ // why\n "a": 1}'),
+            ("a.json", b"[" * 60_000), ("a.jsonl", b'{"a": 1}\n{"b": 2}\n{"c'), ("pyproject.toml", b"[tool.x]\na = 1"),
+            ("x.ini", b"[section]\na = 1"), ("config", b"[core]\n  bare = false"), ("x.log", b"[2024-01-01] INFO go"),
+            ("x.log", b'{"a": 1} start'), ("log", b"{job} ended"), ("x.md", b"[link](target)"), ("x.txt", b"{'a': 1}"),
+        ],
+    )  # fmt: skip
+    def test_other_texts_that_begin_with_a_bracket_are_ignored_in_a_folder(self, folder, name, text):
+        (folder / name).write_bytes(text)
+        (folder / "trace").write_bytes(TRACE)
+        found = find(folder)
+        assert [Path(item.path).name for item in found.inputs] == ["trace"]
+        assert not found.rejected
+        assert [Path(item.path).name for item in found.ignored] == [name]
+
+    def test_a_cut_gzip_file_is_blamed_for_the_json_that_it_cuts(self, folder):
+        (folder / "a.json.gz").write_bytes(gzip.compress(b'{"lr": "' + os.urandom(500).hex().encode())[:-200])
+        assert "the compressed data end early" in only_line(find(folder))
+
     @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         data=st.binary(max_size=600)
@@ -721,6 +768,25 @@ class TestHostileArchives:
         found = find(folder)
         assert [Path(item.path).name for item in found.inputs] == ["x.tar.gz!a.json", "x.tar.gz!b.json"]
         assert isinstance(found.rejected[0], CorruptInput)
+
+    def test_a_zip_member_that_is_damaged_at_its_start_is_broken_not_empty(self, folder):
+        whole = bytearray(zipped({"a.json": TRACE, "b.json": TRACE}))
+        at = whole.index(b"a.json") + len(b"a.json")
+        whole[at : at + 8] = b"\xff" * 8
+        (folder / "x.zip").write_bytes(whole)
+        found = find(folder)
+        assert contents(found) == [TRACE]
+        (error,) = found.rejected
+        assert error.message.startswith("the compressed data are broken at byte 0")
+        assert error.next_step.startswith("copy it again")
+
+    def test_a_member_behind_the_cut_of_an_archive_is_not_called_empty(self, folder):
+        whole = tar({"a.json": TRACE, "b.json": TRACE})
+        (folder / "x.tar").write_bytes(whole[: 3 * 512])
+        (folder / "y.tar.gz").write_bytes(gzip.compress(whole[: 3 * 512])[:-8])
+        found = find(folder)
+        assert len(found.inputs) == 2
+        assert not [error for error in found.rejected if "empty" in str(error)]
 
     def test_a_bomb_in_an_archive_is_refused(self, folder):
         bomb = b'{"traceEvents": [' + b" " * (4 << 20)

@@ -27,6 +27,7 @@ from perfkit.sources.inputs import (
     SliceStream,
     Stream,
     ZstdStream,
+    compression_of,
     copy_stream,
     open_input,
 )
@@ -167,9 +168,61 @@ class TestGzip:
             drain(stream)
 
 
+def skippable_frame(content: bytes, kind: int = 0) -> bytes:
+    return struct.pack("<II", 0x184D2A50 + kind, len(content)) + content
+
+
 class TestZstd:
     def open(self, data: bytes) -> ZstdStream:
         return ZstdStream(lambda: BytesStream(data, path="t.zst"), path="t.zst")
+
+    def frame_with_checksum(self, data: bytes) -> bytes:
+        """A zstd frame of uncompressed blocks, with a checksum that is wrong."""
+        frame = [b"\x28\xb5\x2f\xfd\x84" + struct.pack("<BI", 0x58, len(data))]
+        for at in range(0, len(data), 1 << 17):
+            block = data[at : at + (1 << 17)]
+            frame += [struct.pack("<I", len(block) << 3 | (at + len(block) == len(data)))[:3], block]
+        return b"".join(frame) + b"\0\0\0\0"
+
+    @pytest.mark.parametrize("count", [10, 3000, 60_000])
+    def test_a_wrong_checksum_is_reported_after_all_bytes(self, count):
+        stream = self.open(self.frame_with_checksum(events(count)))
+        assert drain(stream) == events(count)
+        assert "the compressed data are broken, before byte" in stream.problem
+        assert not stream.truncated
+
+    def test_damage_costs_no_block_before_it_however_well_they_compress(self):
+        data = b"".join(events(100) for _ in range(600))
+        stored = bytearray(zstd_bytes(data))
+        assert len(stored) < 1 << 16  # all of it is one read of Arrow's
+        whole = len(drain(self.open(bytes(stored[:-3]))))
+        stored[-3] ^= 0xFF
+        got = drain(self.open(bytes(stored)))
+        assert data.startswith(got)
+        assert len(got) >= whole - (1 << 17) > 1 << 20  # a zstd block is at most 128 KiB
+
+    @quick
+    @given(where=st.integers(0, 60_000), flip=st.integers(1, 255), step=st.sampled_from([777, 1 << 20]))
+    def test_the_buffer_does_not_change_what_survives_damage(self, where, flip, step):
+        stored = bytearray(zstd_bytes(events(1500)) * 2)
+        stored[where % len(stored)] ^= flip
+        stream = self.open(bytes(stored))
+        got = drain(stream, step)
+        assert stream.problem or len(got) == 2 * len(events(1500))
+        assert got == drain(self.open(bytes(stored)), 1 << 16)
+
+    @pytest.mark.parametrize("kind", [0, 7, 15])
+    def test_frames_without_content_are_skipped_wherever_they_stand(self, kind):
+        skipped = skippable_frame(b"abcd", kind)
+        stored = skipped + zstd_bytes(events(10)) + skipped + zstd_bytes(events(20)) + skipped
+        assert compression_of(stored) == "zstd"
+        stream = self.open(stored)
+        assert drain(stream) == events(10) + events(20)
+        assert stream.problem is None
+
+    @pytest.mark.parametrize("head", [b"", b"\x50\x2a\x4d", skippable_frame(b"abcd"), skippable_frame(b"") + b"lz4"])
+    def test_frames_without_content_alone_do_not_make_zstd(self, head):
+        assert compression_of(head) == "none"
 
     @quick
     @given(parts=st.lists(st.binary(max_size=5000), min_size=1, max_size=4), step=st.integers(1, 9000))

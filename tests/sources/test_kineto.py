@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,11 @@ def test_devices_and_process_groups_are_described(tmp_path):
         ("gpu-rank-07-chrome.json", 7), ("worker3_step_12.1694128201557.pt.trace.json", 3), ("profile_5.json", 5),
         ("2_trace.json", 2), ("rank12_trace.json", 12),
         ("host_29220.1698955894936168439.pt.trace.json", None), ("rank_not_found.json.gz", None), ("trace.json", None),
-        ("rank99999999.json", None),
+        ("rank99999999.json", None), ("traceRank3.json", 3), ("MY_RANK_6.json", 6), ("app_rank_7.json", 7),
+        ("tp0_pp1_rank5.json", 5), ("tp_rank_1_global_rank_9.json", 9), ("node0_rank3.json", 3),
+        ("local_rank2.json", None), ("localRank2.json", None), ("localrank2.json", None), ("LOCAL-RANK-2.json", None),
+        ("pp_rank_1_tp_rank_2.json", None), ("mp_rank_00_model_states.json", None), ("node_rank1.json", None),
+        ("tensor_model_parallel_rank_1.json", None), ("prank4.json", None), ("frank_9.json", None),
     ],
 )  # fmt: skip
 def test_ranks_in_file_names(name, rank):
@@ -203,6 +208,30 @@ def test_a_rank_in_the_file_beats_its_name(tmp_path):
     _, info = read(write(tmp_path / "rank3.json", document(op(ts=2e15), rank=4)))
     assert (info.rank, info.rank_source) == (4, "distributedInfo")
     assert counts(info) == {"rank_disagrees": 1}
+
+
+@pytest.mark.parametrize("stated", ["2", "002", 2])
+def test_a_rank_in_quotes_is_a_rank(tmp_path, stated):
+    _, info = read(write(tmp_path / "t.json", document(op(ts=2e15), rank=stated, world_size="4")))
+    assert (info.rank, info.rank_source, info.world_size) == (2, "distributedInfo", 4)
+    assert counts(info) == {}
+
+
+@pytest.mark.parametrize("stated", [-1, 2**70, "two", "-1", "", "٣", True, 1.5, [1], {"x": "y" * 500}])
+@pytest.mark.parametrize(("name", "rank"), [("t.json", None), ("rank7.json", 7)])
+def test_what_is_no_rank_is_quoted_and_not_used(tmp_path, stated, name, rank):
+    _, info = read(write(tmp_path / name, document(op(ts=2e15), rank=stated)))
+    assert (info.rank, info.rank_source) == (rank, rank and "file name")
+    assert counts(info) == {"odd_rank": 1}
+    detail = info.oddities["odd_rank"].detail
+    assert f"the rank is {json.dumps(stated)[:39]}" in detail
+    assert len(detail) < 100
+
+
+def test_a_rank_beyond_the_world_is_taken_and_said(tmp_path):
+    _, info = read(write(tmp_path / "t.json", document(op(ts=2e15), rank=8, world_size=8)))
+    assert info.rank == 8
+    assert info.oddities["odd_rank"].detail == "rank 8 of a world of 8; taken as it is"
 
 
 @pytest.mark.parametrize("cut", [0.3, 0.9, 0.999])
@@ -267,6 +296,19 @@ def test_a_repeated_top_level_key_is_noted(tmp_path):
     assert counts(info) == {"duplicate_key": 2}
 
 
+def test_the_events_of_a_second_list_are_not_read_and_that_is_said(tmp_path):
+    events = json.dumps([op("é", ts=2e15), op(ts=2e15)], ensure_ascii=False)
+    text = f'{{"traceEvents": [{json.dumps(op(ts=2e15))}], "traceEvents": {events}, "host_name": "h"}}'
+    tables, info = read(write(tmp_path / "t.json", text))
+    assert (len(tables["events"]), info.host) == (1, "h")
+    size = len(events.encode())
+    detail = f"traceEvents (of the second, 2 events in {size} bytes were not read)"
+    assert (info.oddities["duplicate_key"].count, info.oddities["duplicate_key"].detail) == (1, detail)
+    _, info = read(write(tmp_path / "t.json", text[:-60]))
+    assert counts(info) == {"truncated": 1, "duplicate_key": 1}
+    assert info.oddities["duplicate_key"].detail == "traceEvents (the events of the second were not read)"
+
+
 @pytest.mark.parametrize(
     ("text", "error", "says"),
     [
@@ -310,6 +352,45 @@ def test_an_event_larger_than_a_chunk_is_read(tmp_path, monkeypatch):
     trace = document(op(ts=2e15, name="x" * 20_000), op(ts=2e15, name="y" * 30_000), op(ts=2e15), rank=0)
     tables, _ = read(write(tmp_path / "t.json", trace))
     assert [len(row["name"]) for row in tables["events"]] == [20_000, 30_000, 8]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("scanner", ["auto", "python"])
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_events_of_many_chunks_are_read_wherever_they_end(tmp_path, monkeypatch, name, scanner, threads):
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", 1 << 12)
+    lengths = [9, 50_000, 3, 70_000, 8000, 0, 33_000]
+    events = [op(ts=2e15 + length, name="é" * length) for length in lengths]
+    text = json.dumps(document(*events, rank=0), ensure_ascii=False)
+    tables, info = read(write(tmp_path / name, text), scanner=scanner, threads=threads)
+    assert [len(row["name"]) for row in tables["events"]] == lengths
+    assert counts(info) == {}
+    broken = text.encode().replace("é".encode(), b"\xff\xfe")
+    tables, _ = read(write(tmp_path / name, broken), scanner=scanner, threads=threads)
+    assert [row["name"] for row in tables["events"]] == ["\ufffd\ufffd" * length for length in lengths]
+    tables, info = read(write(tmp_path / name, text[:-5000]), scanner=scanner, threads=threads)
+    assert [len(row["name"]) for row in tables["events"]] == lengths[:-1]
+    assert "an unfinished event of" in info.oddities["truncated"].detail
+
+
+def test_a_huge_event_or_header_takes_little_more_memory_than_its_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr(json_stream, "MAX_EVENT_BYTES", 32 << 20)
+    monkeypatch.setattr(json_stream, "MAX_HEAD_BYTES", 32 << 20)
+    huge = "x" * (40 << 20)
+    write(tmp_path / "event.json.gz", document(op(ts=2e15), op(ts=2e15, name=huge), rank=0))
+    write(tmp_path / "head.json.gz", {"x": huge, "traceEvents": []})
+    del huge
+    tracemalloc.start()
+    try:
+        assert counts(read(tmp_path / "event.json.gz")[1]) == {"invalid_json": 1}
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+        tracemalloc.reset_peak()
+        with pytest.raises(CorruptInput, match="no traceEvents within the first 32 MiB"):
+            read(tmp_path / "head.json.gz")
+        assert tracemalloc.get_traced_memory()[1] < 110 << 20  # its bytes, and their text when they are parsed
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_absurdly_large_event_is_refused(tmp_path, monkeypatch):
