@@ -280,8 +280,8 @@ class Engine:
                 self._commits.move_to_end(version)
                 return self._commits[version]
         try:
-            commits, damaged = self._catalog.load_commits(Which(*key))
-            found = commits, [Problem(error.commit_path, str(error)) for error in damaged]
+            loaded = self._catalog.load(Which(*key))
+            found = loaded.commits, [Problem(error.commit_path, str(error)) for error in loaded.damaged]
         except _UNREADABLE as error:
             found = [], [Problem(folder, str(error))]
         with self._lock:

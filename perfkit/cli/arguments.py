@@ -1,6 +1,7 @@
 """Arguments that several commands share: which part of a run, where it is kept, what was trained.
 
 add_part_arguments · add_store_arguments · add_job_arguments        declare them
+attempt · hours                                                     types of single arguments
 parse_steps · parse_ranks · parse_question                          read them, or say how to write them
 write_output                                                        write the file of `-o`
 """
@@ -8,6 +9,8 @@ write_output                                                        write the fi
 from __future__ import annotations
 
 import argparse
+import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,9 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
     place.add_argument("--store", metavar="DIR", help="local folder or URI of the store")
     place.add_argument("--cluster", help="cluster that the run belongs to (default: default)")
     place.add_argument("--run", help="name of the run (default: as `perfkit ingest` names it)")
-    place.add_argument("--attempt", type=int, metavar="K", help="restart count of the run (default: the last, or 0)")
+    place.add_argument(
+        "--attempt", type=attempt, metavar="K", help="restart count of the run (default: the last, or 0)"
+    )
 
 
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +51,24 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--peak", choices=("registry", "measured"), help="measured: by `perfkit hardware --calibrate`")
     job.add_argument("--world-size", type=int, metavar="N", help="ranks of the job, if the traces do not record it")
     job.add_argument("--mesh", metavar="M", help="parallel degrees, instead of what the groups show: tp=2,pp=4,dp=8")
+
+
+def attempt(text: str) -> int:
+    """Parse the restart count of a run, which tables keep in 32 bits."""
+    if text.strip().isdecimal() and (number := int(text)) < 1 << 31:
+        return number
+    raise argparse.ArgumentTypeError(f"{text!r} is no restart count; use 0 to {(1 << 31) - 1}")
+
+
+def hours(text: str) -> float:
+    """Parse a length of time in hours."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of hours; use 0 or more, such as 24")
+    return number
 
 
 def parse_steps(text: str | None) -> tuple[int | None, int | None]:
@@ -91,7 +114,10 @@ def parse_question(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Write a file, or say why that is not possible."""
+    """Write a file, or say why that is not possible; `-` is standard output."""
+    if str(path) == "-":
+        sys.stdout.write(data.decode())
+        return
     try:
         path.write_bytes(data)
     except OSError as error:

@@ -5,7 +5,7 @@ RUN is a run in a store (with --store: RUN, CLUSTER/RUN or CLUSTER/RUN/ATTEMPT),
   perfetto     one trace of the chosen ranks and steps on one clock, with perfkit's tracks: step windows, where every
                nanosecond went, who waited for whom. Opens in ui.perfetto.dev, chrome://tracing and TensorBoard
   csv, parquet  every table (docs/tables.md) into a folder, or one with --table; cells cannot run as formulas
-  prometheus, openmetrics   the run's figures in the names of a live run; - is standard output
+  prometheus, openmetrics   the run's figures in the names of a live run; -o - is standard output, only of these
   --redact     a copy of one trace without names of hosts, users, paths, models and your own functions. Names of public
                libraries, kernels, times, shapes and all numbers stay, so that perfkit, HTA and Perfetto read the copy
                like the original. A string that is not known to be harmless is replaced. The copy is not named after
@@ -34,7 +34,8 @@ from perfkit.errors import UsageError, cannot_write
 if TYPE_CHECKING:
     from perfkit.export.opened import OpenRun
 
-FORMATS = ("perfetto", "csv", "parquet", "prometheus", "openmetrics")
+METRICS = ("prometheus", "openmetrics")
+FORMATS = ("perfetto", "csv", "parquet", *METRICS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write what is asked for."""
+    if args.output == "-" and (args.redact or args.format not in METRICS):
+        raise UsageError(
+            "only metrics go to standard output, where the others say what they wrote",
+            next_step="name a file or folder with -o",
+        )
     if args.redact:
         return _redact(args)
     if args.format not in FORMATS:
@@ -65,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     ranks, steps = parse_ranks(args.ranks), parse_steps(args.steps) if args.steps else None
     if args.table and args.format not in ("csv", "parquet"):
         raise UsageError(f"--table is of no use with {args.format}", next_step="use --format csv or parquet")
-    if args.format in ("prometheus", "openmetrics"):
+    if args.format in METRICS:
         with open_run(args.runs, store=args.store) as opened:
             return _metrics(opened, args)
     if not args.output:

@@ -3,7 +3,8 @@
 Reads torch.profiler / Kineto traces (.json, .gz, .zst, inside .tar and .zip), Nsight Systems exports (SQLite,
 parquetdir), torchtitan's structured logs and Megatron's text logs, chosen by content, and the spool that a recorded
 run left behind (its records belong to the run that they name). A bad file is reported and the others go on. Running
-the same command again changes nothing; after an interruption it goes on where it stopped.
+the same command again changes nothing, unless the store was damaged; after an interruption it goes on where it
+stopped.
 
 examples:
   perfkit ingest traces/ --store runs/
@@ -24,7 +25,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from perfkit.cli.arguments import attempt
 from perfkit.cli.lean import leave_out_what_takes_long
+from perfkit.cli.streams import escaped, say
 from perfkit.engine import add_engine_arguments, open_engine
 from perfkit.errors import UsageError
 
@@ -38,8 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", required=True, metavar="DIR", help="where the tables go (a folder or a URI)")
     parser.add_argument("--cluster", default="default", help="cluster that the run belongs to (default: %(default)s)")
     parser.add_argument("--run", help="name of the run (default: the name of the folder or file)")
-    parser.add_argument("--attempt", type=int, default=0, help="restart count of the run (default: 0)")
+    parser.add_argument("--attempt", type=attempt, default=0, help="restart count of the run (default: 0)")
     parser.add_argument("--keep-args", action="store_true", help="keep args without a column of their own as JSON text")
+    parser.add_argument(
+        "--replace",
+        action="store_true",
+        help="write anew what the store holds, and take files that have changed since in place of what they held",
+    )
     parser.add_argument("--workers", type=int, help="processes to use (default: all CPUs)")
     add_engine_arguments(parser)
     parser.add_argument(
@@ -69,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
                 run=args.run,
                 attempt=args.attempt,
                 keep_args=args.keep_args,
+                replace=args.replace,
                 workers=args.workers,
                 engine=engine,
                 shard=shard,
@@ -82,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(render(report))
     for error in report.rejected:
-        print(f"perfkit: {error}", file=sys.stderr)
+        say(str(error))
     if report.shard and not report.files and not report.rejected:
         return 0
     if not report.files and not report.rejected and report.spools:
@@ -90,10 +99,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"nothing left to ingest: all {len(report.spools)} ranks of the spool are in the store already")
         return 0
     if not report.files and not report.rejected:
-        print(
-            f"perfkit: nothing to ingest under {', '.join(args.paths)}; name a trace file, a folder or an archive",
-            file=sys.stderr,
-        )
+        say(f"nothing to ingest under {', '.join(args.paths)}; name a trace file, a folder or an archive")
     return 0 if report.files else 2
 
 
@@ -142,7 +148,7 @@ def render(report: IngestReport) -> str:
         )
     elif report.files:
         lines.append(f"next: perfkit store ls {report.store}")
-    return "\n".join(lines)
+    return "\n".join(map(escaped, lines))
 
 
 def _count(number: int, noun: str) -> str:

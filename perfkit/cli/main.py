@@ -24,12 +24,17 @@ from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 import perfkit
+from perfkit.cli.streams import finish_output, prepare, say
 from perfkit.errors import PerfkitError
 
 COMMANDS: tuple[str, ...] = (
     "demo", "run", "ingest", "analyze", "compare", "whatif", "mfu", "hardware", "simulate", "export", "store", "hang",
     "goodput", "health", "trace", "serve-metrics", "dashboard",
 )  # fmt: skip
+
+MAY_BE_EMPTY = ("--parallel", "--prefix")
+"""Options to which an empty text says something. Everywhere else it is a shell variable that nobody has set, and as a
+path it would mean the current folder."""
 
 
 def load_command(name: str) -> ModuleType:
@@ -44,6 +49,13 @@ class Parser(argparse.ArgumentParser):
         """End with exit code 2."""
         end = "" if message.endswith("?") else ";"
         self.exit(2, f"{self.prog}: {message}{end} `{self.prog} --help` shows examples\n")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        others = action.nargs in (argparse.PARSER, argparse.REMAINDER)  # arguments of a sub-command, or of a program
+        if not (arg_string or others or set(action.option_strings) & set(MAY_BE_EMPTY)):
+            name = action.option_strings[-1] if action.option_strings else action.metavar
+            raise argparse.ArgumentError(None, f"{name} is empty; is a shell variable not set?")
+        return super()._get_value(action, arg_string)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -99,30 +111,35 @@ def build_parser(commands: Sequence[str] = COMMANDS) -> Parser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    given = sys.argv[1:] if argv is None else argv
+    again = "; run the same command again to go on" if given[:1] == ["ingest"] else ""
     try:
-        return _run(argv)
+        code = _run(given)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
     except PerfkitError as error:
-        print(f"perfkit: {error}", file=sys.stderr)
-        return error.exit_code
+        say(str(error))
+        code = error.exit_code
     except KeyboardInterrupt:
-        print("perfkit: interrupted; run the same command again to go on", file=sys.stderr)
-        return 130
+        say(f"interrupted{again}")
+        code = 130
     except BrokenPipeError:  # the reader of our output has left (`perfkit … | head`)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        code = 0
     except _Terminated:
-        print("perfkit: terminated; run the same command again to go on", file=sys.stderr)
-        return 128 + signal.SIGTERM
+        say(f"terminated{again}")
+        code = 128 + signal.SIGTERM
     except Exception as error:
         if os.environ.get("PERFKIT_DEBUG"):
             raise
         what = f"{type(error).__name__}: {error}".partition("\n")[0]
-        print(f"perfkit: {what}; run it again with PERFKIT_DEBUG=1 to see where, and report it", file=sys.stderr)
-        return 2
+        say(f"{what}; run it again with PERFKIT_DEBUG=1 to see where, and report it")
+        code = 2
+    finish_output()
+    return code
 
 
-def _run(argv: list[str] | None) -> int:
-    given = sys.argv[1:] if argv is None else argv
+def _run(given: list[str]) -> int:
     parser = build_parser(given[:1] if given and given[0] in COMMANDS else COMMANDS)  # loading all takes 50 ms
     try:
         args, unknown = parser.parse_known_args(given)
@@ -147,6 +164,5 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 def entry() -> None:
     """Console-script entry point."""
     signal.signal(signal.SIGTERM, _terminate)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # they are text files here
+    prepare()
     sys.exit(main())

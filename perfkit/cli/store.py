@@ -19,6 +19,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from perfkit.cli.arguments import hours
+from perfkit.cli.streams import escaped, say
 from perfkit.report.format import plural
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     collect.add_argument(
         "--keep-traces", metavar="AGE", help="how long the events of traces are kept; analyses and step records stay"
     )
-    collect.add_argument("--older-than", type=float, default=24.0, metavar="HOURS", help="default: 24")
+    collect.add_argument("--older-than", type=hours, default=24.0, metavar="HOURS", help="default: 24")
     collect.add_argument("--delete", action="store_true", help="remove them; without it they are only listed")
     migrate = actions.add_parser(
         "migrate", help="rewrite what an older perfkit wrote", description="Bring a store to today's schema."
@@ -60,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compact.add_argument("--run", help="only this run (default: all)")
     compact.add_argument(
         "--quiet",
-        type=float,
+        type=hours,
         default=1.0,
         metavar="HOURS",
         help="since when nobody has written to the run (default: 1)",
@@ -113,8 +115,11 @@ def _list(store: Store, args: argparse.Namespace) -> None:
         table.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=not words)
     for run in runs:
         cells = dict(zip(names, _as_cells(run), strict=True))
-        table.add_row(*(Text(cells[name]) for name in shown))  # Text: names are data, not markup
+        table.add_row(*(Text(escaped(cells[name])) for name in shown))  # Text: names are data, not markup
     console.print(table)
+    if any(run.damaged for run in runs):
+        for error in store.damaged():
+            say(str(error))
 
 
 def _as_json(run: RunSummary) -> dict[str, Any]:
@@ -135,6 +140,7 @@ def _as_json(run: RunSummary) -> dict[str, Any]:
         "sources": list(run.sources),
         "synthetic": run.synthetic,
         "schema_versions": list(run.schema_versions),
+        "damaged": run.damaged,
     }
 
 
@@ -186,7 +192,7 @@ def _collect(store: Store, args: argparse.Namespace) -> None:
     done = "removed" if args.delete else "would be removed; add --delete"
     for key, commits in expired.runs.items():
         size = sum(file.bytes for commit in commits for file in commit.files) / 1e6
-        print(f"run {key}: {size:,.1f} MB {done}")
+        print(f"run {escaped(str(key))}: {size:,.1f} MB {done}")
     if expired.segments:
         segments = plural(len(expired.segments), "segment")
         trimmed_runs = plural(len({commit.key for commit in expired.segments}), "run")
@@ -208,7 +214,7 @@ def _compact(store: Store, args: argparse.Namespace) -> None:
         return
     for key, done in packed.items():
         print(
-            f"{key}: {plural(done.segments, 'segment')} into {plural(done.packs, 'pack')}, "
+            f"{escaped(str(key))}: {plural(done.segments, 'segment')} into {plural(done.packs, 'pack')}, "
             f"{plural(done.files_before, 'file')} into "
             f"{done.files_after:,}, {done.bytes_before / 1e6:,.1f} MB into {done.bytes_after / 1e6:,.1f} MB"
         )

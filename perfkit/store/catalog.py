@@ -122,10 +122,10 @@ class Catalog:
         """All commits, by run, rank and segment; a damaged one is an error."""
         return self.load(which).sound()
 
-    def load_commits(self, which: Which) -> tuple[list[Commit], list[DamagedCommit]]:
-        """Return the commits that can be read, and the others as errors."""
-        loaded = self.load(which)
-        return loaded.commits, loaded.damaged
+    def damaged(self) -> list[DamagedCommit]:
+        """Return the manifests that cannot be read, as errors."""
+        documents = self._load_documents(self._manifests(Which()))
+        return [*self.load(Which()).damaged, *(entry for entry in documents if isinstance(entry, DamagedCommit))]
 
     def load(self, which: Which, *, manifests: Sequence[str] | None = None) -> Loaded:
         """Return all commits that can be read, those in packs too, and the others as errors."""

@@ -320,8 +320,8 @@ class Store:
         return plan
 
     def damaged(self) -> list[StoreError]:
-        """Return the commits that cannot be read, each as the error that reading would raise."""
-        return list(self._catalog.load_commits(Which())[1])
+        """Return the manifests that cannot be read, each as the error that reading would raise."""
+        return list(self._catalog.damaged())
 
     def migrate(self) -> int:
         """Rewrite everything of an older schema version, and return how many segments and files changed."""

@@ -231,3 +231,12 @@ def test_text_and_json_import_nothing_heavy_and_pandas_still_comes_on_request(fo
         [sys.executable, "-c", LEAN, str(sample), format], capture_output=True, text=True, check=True
     )  # fmt: skip
     assert done.stderr.strip().splitlines()[-1] == "0 [] DataFrame"
+
+
+def test_a_dash_is_standard_output_and_no_file(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(trace, "--format", "json", "-o", "-") == 0
+    assert json.loads(capsys.readouterr().out)["scope"]["ranks_traced"] == 1
+    assert not Path("-").exists()

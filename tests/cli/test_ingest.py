@@ -37,6 +37,17 @@ def test_it_fails_only_if_nothing_could_be_ingested(tmp_path, capsys):
     assert "missing" in capsys.readouterr().err
 
 
+def test_a_trace_that_has_changed_takes_its_place_with_replace(tmp_path, capsys):
+    path = write(tmp_path / "rank0.json", document(op(ts=2e15), rank=0))
+    command = ["ingest", str(path), "--store", str(tmp_path / "s")]
+    assert main(command) == 0
+    write(path, document(op(ts=2e15), op(ts=2e15 + 1), rank=0))
+    assert main(command) == 2
+    assert "take its place with --replace" in capsys.readouterr().err
+    assert main([*command, "--replace"]) == 0
+    assert "1 of 8 ranks, 2 events" in capsys.readouterr().out
+
+
 def test_the_help_shows_an_example(capsys):
     assert main(["ingest", "--help"]) == 0
     assert "perfkit ingest traces/ --store runs/" in capsys.readouterr().out
@@ -48,7 +59,8 @@ def test_a_full_disk_is_one_line_for_all_files(tmp_path, capsys, monkeypatch):
     original, commits = os.fsync, []
 
     def full(descriptor: int) -> None:  # the third commit does not fit
-        if stat.S_ISREG(os.fstat(descriptor).st_mode) and os.pread(descriptor, 12, 0).startswith(b'{\n "cluster"'):
+        start = os.pread(descriptor, 300, 0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        if start.startswith(b"{") and b'"fingerprint"' in start:
             commits.append(descriptor)
             if len(commits) >= 3:
                 raise OSError(28, "No space left on device")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -68,6 +70,89 @@ def test_an_interrupted_ingest_cleans_up_says_one_line_and_can_go_on(tmp_path, n
     assert process.returncode == 0
     assert "60 of 8 ranks" in out or "unchanged" in out
     assert len(list((tmp_path / "s").glob("manifests/**/commits/*.json"))) == 60
+
+
+@pytest.mark.parametrize("command", [["store", "ls", "s"], ["analyze", "r", "--store", "s", "--format", "json"]])
+@pytest.mark.parametrize(
+    ("streams", "code", "said"),
+    [
+        (">&-", 0, ""),
+        (">&- 2>&- <&-", 0, ""),
+        (">/dev/full", 2, "perfkit: cannot write the output: No space left on device; choose another place\n"),
+        ("2>/dev/full", 0, ""),
+    ],
+)
+def test_output_that_nobody_wants_is_dropped_and_output_that_is_lost_is_said(
+    tmp_path, command, streams, code, said, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["ingest", str(ROOT / "sample_traces/ddp_gloo"), "--store", "s", "--run", "r"]) == 0
+    line = shlex.join([sys.executable, "-m", "perfkit", *command])
+    for unbuffered in ("", "1"):
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(f"{line} {streams}", shell=True, capture_output=True, text=True, env=environment)
+        assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_a_mistake_is_no_tripped_gate_where_nobody_can_read_it():
+    line = shlex.join([sys.executable, "-m", "perfkit", "store", "ls", "nowhere"])
+    assert subprocess.run(f"{line} 2>/dev/full", shell=True).returncode == 2
+    assert subprocess.run(f"{line} 2>&-", shell=True).returncode == 2
+
+
+def test_an_answer_that_the_store_does_not_take_is_printed_with_one_line(tmp_path):
+    assert main(["ingest", str(ROOT / "sample_traces/ddp_gloo"), "--store", str(tmp_path / "s"), "--run", "r"]) == 0
+    (tmp_path / "s/.tmp").rmdir()
+    (tmp_path / "s/.tmp").touch()  # where a store is written; permissions do not stop root
+    process = perfkit("analyze", "r", "--store", tmp_path / "s", "--format", "json")
+    out, err = process.communicate()
+    assert process.returncode == 0
+    assert json.loads(out)["scope"]["ranks_traced"] == 2
+    assert err == f"perfkit: the answer is not kept in the store: {tmp_path}/s: cannot write: Not a directory\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        (["ingest", "", "--store", "s"], "PATH"),
+        (["ingest", "in", "", "--store", "s"], "PATH"),
+        (["ingest", "in", "--store", "s", "--run", ""], "--run"),
+        (["ingest", "in", "--store", ""], "--store"),
+        (["analyze", ""], "PATH"),
+        (["analyze", "in", "--run="], "--run"),
+        (["analyze", "in", "-o", ""], "--output"),
+        (["compare", "", "in"], "BASE"),
+        (["compare", "in", "in", "--base", ""], "--base"),
+        (["whatif", ""], "PATH"),
+        (["export", "", "--redact"], "RUN"),
+        (["hang", ""], "DIR"),
+        (["store", "ls", ""], "DIR"),
+        (["store", "compact", "s", "--run", ""], "--run"),
+        (["trace", ""], "RUN"),
+    ],
+)
+def test_an_empty_argument_is_an_unset_variable_and_not_the_current_folder(typed, name, tmp_path, monkeypatch, capsys):
+    write(tmp_path / "in/rank0.json", document(op(ts=2e15), rank=0))
+    monkeypatch.chdir(tmp_path / "in")
+    assert main(typed) == 2
+    said = capsys.readouterr()
+    assert f": {name} is empty; is a shell variable not set? `perfkit {typed[0]}" in said.err
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["rank0.json"]
+
+
+def test_empty_arguments_of_the_command_that_is_run_are_its_own():
+    done = subprocess.run(
+        [sys.executable, "-m", "perfkit", "run", "--", "printf", "%s|", "a", "", "b"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "a||b|")
+
+
+def test_an_error_stays_on_its_line_whatever_the_names_hold(tmp_path, capsys):
+    assert main(["analyze", str(tmp_path / "a\nb\x1b[31m")]) == 2
+    said = capsys.readouterr().err
+    assert r"a\nb\x1b[31m: no such file or folder" in said
+    assert said.count("\n") == 1
 
 
 def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path):

@@ -108,6 +108,15 @@ MISTAKES = {
     "export traces --format perfetto -o notes.txt/j.json.gz": "Not a directory; choose another place",
     "export traces --format csv -o notes.txt/tables": "Not a directory; choose another place",
     "export traces --format perfetto": "add `-o F.json.gz`",
+    "export traces --format perfetto -o -": "only metrics go to standard output",
+    "export traces/rank00000.pt.trace.json.gz --redact -o -": "only metrics go to standard output",
+    # numbers that are none
+    "ingest traces --store s --attempt 99999999999": "is no restart count; use 0 to 2147483647;",
+    "analyze llama-8b --store runs --attempt -1": "'-1' is no restart count",
+    "store compact runs --quiet nan": "'nan' is no number of hours; use 0 or more",
+    "store gc runs --older-than nan": "'nan' is no number of hours",
+    "store gc runs --older-than -5": "'-5' is no number of hours",
+    "store gc runs --older-than inf --delete": "'inf' is no number of hours",
     # commands to run
     "run": "put it after `--`: perfkit run -- torchrun train.py",
     "run -- no-such-command": "no such command; check the PATH or the virtual environment",
@@ -253,4 +262,4 @@ def test_ctrl_c_in_an_analysis_is_one_line(perfkit, tmp_path: Path) -> None:
     out, said = process.communicate(timeout=60)
     os.close(writer)
     assert (process.returncode, out) == (130, "")
-    assert said == "perfkit: interrupted; run the same command again to go on\n"
+    assert said == "perfkit: interrupted\n", "only `ingest` goes on where it stopped"

@@ -68,6 +68,23 @@ def test_ls_as_json_is_one_document(lake, capsys):
     assert lab["start_ns"] is None
 
 
+def test_ls_shows_a_name_on_one_line_whatever_it_holds(tmp_path, capsys):
+    Store(tmp_path).finalise("lab", "two\nlines\x1b[31m")
+    assert run("ls", str(tmp_path)) == 0
+    assert r"two\nlines\x1b[31m" in capsys.readouterr().out.splitlines()[1]
+
+
+def test_ls_names_what_is_damaged_and_lists_the_rest(lake, capsys):
+    commit = next(Path(lake).glob("manifests/cluster=lab/**/commits/*.json"))
+    commit.write_bytes(commit.read_bytes()[:-9])
+    assert run("ls", lake) == 0
+    shown = capsys.readouterr()
+    assert "llama [bold]8b" in shown.out
+    assert f"{commit}: damaged commit" in shown.err
+    assert run("ls", lake, "--format", "json") == 0
+    assert [row["damaged"] for row in json.loads(capsys.readouterr().out)["runs"]] == [1, 0]
+
+
 def test_ls_of_nothing_says_what_to_do(tmp_path):
     with pytest.raises(StoreError, match="perfkit ingest TRACE --store"):
         run("ls", str(tmp_path))
