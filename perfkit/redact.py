@@ -11,6 +11,9 @@ The text is rewritten string by string as it streams past, never parsed and writ
 64-bit integers and layout survive, memory stays flat, and a cut trace gives a cut copy. What is between the
 strings is checked to be JSON, so that nothing can hide there. Afterwards the copy is read again, and is
 deleted if one of the hashed names is still in it.
+
+An identifier of a library stays up to its first word that is not public (`redact_names`); the token that follows
+is of the whole identifier. Where the rest said what a kernel is, a hint in brackets says it instead.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ from perfkit.errors import CorruptInput, PerfkitError, UnsupportedInput, UsageEr
 from perfkit.redact_names import (
     ALWAYS_HASHED,
     BUILTIN_OWNERS,
+    FORM_WORDS,
+    FUNCTIONS,
     KERNEL_HINTS,
     KEY_KINDS,
     KNOWN_KEYS,
@@ -43,33 +48,46 @@ from perfkit.redact_names import (
     MODULES,
     NAME_KEYS,
     NAMESPACES,
+    NUMBER,
     OPTIMIZERS,
     PACKAGES,
     PLAIN,
+    PYTHON_METHODS,
     SAFE_STRINGS,
     STDLIB,
-    STDLIB_PACKAGES,
-    SYMBOL_WORD,
+    STDLIB_FILES,
+    SURE_PACKAGES,
+    SYMBOL_WORDS,
     TORCH_FUNCTIONS,
     VERSION,
     VERSION_KEYS,
+    is_known,
+    is_library,
+    known_length,
 )
 from perfkit.sources.detect import find_inputs
 from perfkit.sources.inputs import SliceStream, decompress
 
 CHUNK_BYTES = 4 << 20
 MAX_STRING_BYTES = 64 << 20
+_TOKEN = re.compile(r"[a-z]+_[0-9a-f]{10,}(?:_\d+)?")
 
 _FRAME = re.compile(r"(?P<file>.*?\.pyx?|<[^<>]*>)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
-_PACKAGE_ROOT = re.compile(r".*(?:site-packages|dist-packages|/python\d\.\d+)/", re.DOTALL)
+_PACKAGE_ROOT = re.compile(r"(?:.*/)?(?:(site-packages|dist-packages)|lib(?:64)?/python\d\.\d+)/(.*)", re.DOTALL)
+_FROZEN = re.compile(r"<frozen ([\w.]+)>")
 _MODULE = re.compile(r"nn\.Module: (\w+?)((?:_\d+)?)")
 _OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)#(\w+)\.(step|zero_grad)")
 _BUILTIN = re.compile(r"<built-in (function|method) (\w+)(?: of ([\w.]+) object at (0x[0-9a-fA-F]+))?>")
-_BACKWARD = re.compile(r"((?:autograd::engine::evaluate_function: )?)(\w+)Backward")
+_EVALUATE = "autograd::engine::evaluate_function: "
+_BACKWARD = re.compile(r"(\w+)Backward(\d*)")
+_LABELLED = re.compile(
+    r"((?:nccl|gloo|mpi|ucc|xccl):|(?:DistributedDataParallel|FullyShardedDataParallel|DataParallel)\.)(\w+)"
+    r"((?: \d+(?:->|<-)\d+)?)"
+)
+"""A collective, or a method of a wrapper of torch."""
 _GRAPH = re.compile(r"## Call CompiledFxGraph (\w+) ##")
 _QUALIFIED = re.compile(r"(?:::)?\w*[^\W\d]\w*(?:::(?:\w*[^\W\d]\w*|\(anonymous namespace\)))*")
 _SIGNATURE = re.compile(r"\w+(?:\(.*\))?", re.DOTALL)
-_FUNCTION = re.compile(r"__\w+__|<module>|<lambda>|<listcomp>|<dictcomp>|<genexpr>|<setcomp>|forward|backward|step")
 
 
 @dataclass(slots=True)
@@ -128,7 +146,7 @@ class Redactor:
 
     def key(self, key: str) -> tuple[str, tuple[str, ...]]:
         """Return what becomes of a key, and the kinds of names hashed in it."""
-        if key in KNOWN_KEYS or METRIC_KEY.fullmatch(key):
+        if _is_known_key(key):
             return key, ()
         return self.token("key", key), ("key",)
 
@@ -158,7 +176,7 @@ class Redactor:
     def _decide(self, key: str, value: str) -> str:
         if value == "":
             return value
-        if not (key in KNOWN_KEYS or METRIC_KEY.fullmatch(key)):
+        if not _is_known_key(key):
             return self.token("text", value)
         if key in ALWAYS_HASHED:
             return self.token(KEY_KINDS[key], value)
@@ -177,17 +195,16 @@ class Redactor:
     def _name(self, name: str) -> str:
         if name in SAFE_STRINGS or LIBRARY_NAME.fullmatch(name):
             return name
-        if match := _MODULE.fullmatch(name):
-            known = match[1] in MODULES
-            return name if known else f"nn.Module: {self.token('module', match[1])}{match[2]}"
-        if match := _OPTIMIZER.fullmatch(name):
-            known = match[2] in OPTIMIZERS
-            return name if known else f"Optimizer.{match[1]}#{self.token('class', match[2])}.{match[3]}"
+        if name.startswith(_EVALUATE):
+            return self._part(_EVALUATE) + self._name(name.removeprefix(_EVALUATE))
         if match := _BACKWARD.fullmatch(name):  # an analysis must still see that it is the backward pass
-            return f"{match[1]}{self.token('fn', match[2])}Backward"
+            is_torch = match[2] and name[0].isupper() and is_known(name)  # a number: made by torch's generator
+            return name if is_torch else f"{self.token('fn', match[1])}Backward{match[2]}"
+        if match := _LABELLED.fullmatch(name):
+            return name if is_known(match[2]) else f"{self._part(match[1])}{self.token('label', match[2])}{match[3]}"
         if match := _GRAPH.fullmatch(name):
             return f"## Call CompiledFxGraph {self.token('graph', match[1])} ##"
-        if _FRAME.fullmatch(name) or name.startswith("<"):
+        if _FRAME.fullmatch(name) or name.startswith(("<", "nn.Module: ", "Optimizer.")):
             return self._frame(name)
         if "/" in name and "::" not in name:
             return self.token("path", name)
@@ -198,55 +215,88 @@ class Redactor:
     def _hinted(self, name: str, redacted: str) -> str:
         """Say what a kernel is where its name no longer does, so that the copy is analysed like the original."""
         meaning = _meaning(name)
-        if _meaning(redacted) != meaning:
-            for hint in KERNEL_HINTS:
-                if _meaning(hinted := f"[{hint}] {redacted}") == meaning:
+        if redacted == name or _meaning(redacted) == meaning:
+            return redacted
+        for text in (redacted, self.token("symbol", name)):
+            for hint in ("", *KERNEL_HINTS):
+                hinted = f"[{hint}] {text}" if hint else text
+                if _meaning(hinted) == meaning:
                     self._part(hint)
                     return hinted
         return redacted
 
     def _frame(self, text: str) -> str:
-        """Redact one Python frame, `file.py(12): function`, or a built-in."""
+        """Redact one entry of a call stack: `file.py(12): function`, a built-in, a module or an optimizer's step."""
+        if match := _MODULE.fullmatch(text):
+            module = self._keep(match[1] in MODULES, "module", match[1])
+            return f"{self._part('nn.Module: ')}{module}{match[2]}"
+        if match := _OPTIMIZER.fullmatch(text):
+            optimizer = self._keep(match[2] in OPTIMIZERS, "class", match[2])
+            return f"{self._part(f'Optimizer.{match[1]}#')}{optimizer}.{match[3]}"
         if match := _FRAME.fullmatch(text):
-            file, line, function = match["file"], match["line"], match["function"]
-            inside = _PACKAGE_ROOT.sub("", file)
-            root, _, rest = inside.partition("/")
-            is_library = root in PACKAGES and rest != ""
-            is_standard = root in STDLIB_PACKAGES if rest else root.removesuffix(".py") in STDLIB
-            if ".." in inside:
-                is_library = is_standard = False
-            if is_library or is_standard or re.fullmatch(r"<frozen [\w.]+>", file):
-                return self._part(f"{inside}({line}): {function}")
-            shown = function if _FUNCTION.fullmatch(function) else self.token("fn", function)
-            return f"{self.token('file', file)}.py({line}): {shown}"
+            inside, is_library = _place(match["file"])
+            form = "<{}>" if match["file"].startswith("<") else "{}.py"  # code without a file is analysed otherwise
+            file = self._part(inside) if inside else form.format(self.token("file", match["file"]))
+            function = self._keep(is_library or match["function"] in FUNCTIONS, "fn", match["function"])
+            return f"{file}({match['line']}): {function}"
         if match := _BUILTIN.fullmatch(text):
             kind, function, owner, address = match.groups()
-            is_public = owner is not None and owner.split(".")[0] in BUILTIN_OWNERS | PACKAGES
-            if not (is_public or hasattr(builtins, function) or function in TORCH_FUNCTIONS):
-                function = self.token("fn", function)
+            is_public = owner is not None and owner.split(".")[0] in BUILTIN_OWNERS | SURE_PACKAGES and is_known(owner)
+            is_method = is_public and (function in PYTHON_METHODS or is_known(function))
+            function = self._keep(
+                is_method or hasattr(builtins, function) or function in TORCH_FUNCTIONS, "fn", function
+            )
             if owner is None:
-                return self._part(f"<built-in {kind} {function}>")
-            if not (is_public or owner == "type"):
-                owner = self.token("class", owner)
-            return self._part(f"<built-in {kind} {function} of {owner} object at {address}>")
+                return f"<built-in {kind} {function}>"
+            owner = self._keep(is_public or owner == "type", "class", owner)
+            return f"<built-in {kind} {function} of {owner} object at {address}>"
         return self.token("fn", text)
+
+    def _keep(self, is_public: bool, kind: str, name: str) -> str:
+        return self._part(name) if is_public else self.token(kind, name)
 
     def _part(self, text: str) -> str:
         self.kept_parts.add(text)
         return text
 
     def _symbol(self, symbol: str) -> str:
-        """Redact a C++ symbol: what a library's namespace qualifies stays, and so do built-in types."""
+        """Redact a C++ symbol: identifiers of libraries stay as far as they are known, and so do built-in types."""
 
         def redact(match: re.Match[str]) -> str:
-            word = match.group()
-            root = word.removeprefix("::").partition("::")[0]
-            is_library = NAMESPACES.fullmatch(root) and "::" in word
-            if is_library or SYMBOL_WORD.fullmatch(word.removeprefix("::")):
-                return self._part(word)
-            return ("::" if word.startswith("::") else "") + self.token("symbol", word.removeprefix("::"))
+            word = match.group().removeprefix("::")
+            colons = match.group()[: -len(word)]
+            if word in SYMBOL_WORDS or NUMBER.fullmatch(word):
+                return self._part(match.group())
+            root = word.partition("::")[0]
+            known = 0
+            if root in NAMESPACES and root != word:
+                known = known_length(word, len(root))
+            elif is_library(word):
+                known = known_length(word)
+            if known == len(word):
+                return self._part(match.group())
+            kept = self._part(word[:known].rstrip("_"))
+            return colons + kept + ("_" if kept and kept[-1] != ":" else "") + self.token("symbol", word)
 
         return _QUALIFIED.sub(redact, symbol)
+
+
+def _is_known_key(key: str) -> bool:
+    return key in KNOWN_KEYS or (METRIC_KEY.fullmatch(key) is not None and is_known(key))
+
+
+def _place(file: str) -> tuple[str, bool]:
+    """Return the public part of a file's path, empty if there is none, and whether it surely is of a library."""
+    if match := _FROZEN.fullmatch(file):
+        return (file, True) if match[1].replace(".", "/") in STDLIB_FILES else ("", False)
+    match = _PACKAGE_ROOT.fullmatch(file)
+    inside = match[2] if match else file
+    top, _, rest = inside.partition("/")
+    if ".." in inside:
+        return "", False
+    if rest and top in (SURE_PACKAGES if match is None else PACKAGES if match[1] else STDLIB):
+        return inside, True
+    return (inside, match is not None) if inside.removesuffix(".py") in STDLIB_FILES else ("", False)
 
 
 def _meaning(kernel: str) -> tuple[str | None, str | None]:
@@ -457,7 +507,7 @@ def _prove(path: Path, redactor: Redactor, *, gzipped: bool) -> int:
             continue
         if text in secrets_whole or not secrets_words.isdisjoint(_words(text)):
             raise PerfkitError(
-                "the copy still held a name that should have been hashed, and was deleted",
+                f"the copy still held a name that should have been hashed, and was deleted: {_masked(text)}",
                 next_step="please report this as a bug in perfkit.redact",
             )
     return len(strings)
@@ -469,13 +519,24 @@ def _words(text: str) -> list[str]:
 
 def _secret_words(name: str) -> list[str]:
     """Words of a hashed name that identify someone: not short, and not of a library."""
-    return [
-        word
-        for word in _words(name)
-        if len(word) > 4
-        and not PLAIN.fullmatch(word)
-        and not LIBRARY_NAME.fullmatch(word)
-        and word not in KNOWN_KEYS
-        and not NAMESPACES.fullmatch(word)
-        and not SYMBOL_WORD.fullmatch(word)
-    ]
+    return [word for word in _words(name) if len(word) > 4 and not _is_public(word)]
+
+
+def _is_public(word: str) -> bool:
+    return bool(
+        word in FORM_WORDS
+        or word in KNOWN_KEYS
+        or is_known(word)
+        or PLAIN.fullmatch(word)
+        or LIBRARY_NAME.fullmatch(word)
+    )
+
+
+def _masked(text: str) -> str:
+    """Show the form of a text for a bug report: of what may be secret only the first letter and the length."""
+
+    def mask(match: re.Match[str]) -> str:
+        word = match.group()
+        return word if _is_public(word) or _TOKEN.fullmatch(word) else f"{word[0]}…({len(word)} letters)"
+
+    return repr(re.sub(r"[\w.-]+", mask, text[:200]))

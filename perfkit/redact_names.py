@@ -1,12 +1,25 @@
-"""Names that `perfkit.redact` lets pass: those of public libraries and of the profiler itself.
+r"""Names that `perfkit.redact` lets pass: those of public libraries and of the profiler itself.
+
+    known_length(name)    how much of an identifier is made of public words
+    is_known(name)        all of it
+    is_library(word)      whether a C++ identifier says by its beginning which library it is of
 
 Whatever is not here is hashed, so a missing name costs readability and never privacy. Add a name only if it
 is public and cannot be a person, a host, a site or a product.
+
+A pattern with an open end (`gemm\w*`) lets `gemm_of_my_company` pass. So names are judged word by word, cut at
+underscores, case and digits, against the closed list of `redact_words.csv`: the words of torch's ops and kernels,
+of the CUDA and HIP interfaces, and of the kernel names of cuBLAS, cuDNN, CUTLASS, CUB, NCCL, Inductor, Tensile...
+A word alone proves nothing: a name of common words is still its owner's unless it begins like a library's.
 """
 
 from __future__ import annotations
 
+import csv
 import re
+from collections import deque
+from collections.abc import Generator
+from pathlib import Path
 
 
 def words(text: str, *, separator: str | None = None) -> frozenset[str]:
@@ -77,7 +90,8 @@ NAME_KEYS = frozenset(
 
 PLAIN = re.compile(
     r"|-?\d{1,20}(?:\.\d+)?(?:[eE][+-]?\d+)?|0x[0-9a-fA-F]+|true|false|True|False|None|null|nan|-?inf|NaN|-?Infinity"
-    r"|[\[(](?:[\d\s\[\](),.+\-]|True|False|None)*[\])]|\d+ bytes|grid\([\d, ]*\)|(?:cuda|cpu|hip|xpu|mtia)(?::\d+)?"
+    r"|[\[(](?:[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?(?![\d.\w])|[\s,\[\]()]|True|False|None)*[\])]"
+    r"|\d+ bytes|grid\([\d, ]*\)|(?:cuda|cpu|hip|xpu|mtia)(?::\d+)?"
     r"|(?:(?:[XYZR]\d?_?BLOCK|BLOCK(?:_SIZE)?_[MNK]|GROUP(?:_SIZE)?_M|num_warps|num_stages)=\d+,?)+"
     r"|(?:(?:cpu|cuda|xpu|hip):(?:nccl|gloo|mpi|ucc|xccl),?)+"
 )
@@ -98,7 +112,8 @@ SAFE_STRINGS = words(
     broadcast reduce gather scatter all_to_all all_to_allv send recv barrier wait alltoall alltoallv all_gather
     all_reduce allgather_into_tensor_coalesced reduce_scatter_tensor_coalesced allreduce_coalesced forward
     backward optimizer loss dataloader step zero_grad CompiledFunction CompiledFunctionBackward TorchDynamo sum
-    mean none dma_request event_record event_wait pe_exe merge remote
+    mean none dma_request DMA_REQUEST recordEvent synchronize synchronizeStream event_record event_wait pe_exe merge
+    remote detach detach_ torch.distributed.ddp.reducer::copy_bucket_to_grad
     """
 ) | frozenset(
     (
@@ -133,40 +148,100 @@ SAFE_STRINGS = words(
     )
 )
 
+_DEVICE = (
+    r"[A-Z]{0,3}\d{1,4}[A-Z]{0,2}(?:-(?:SXM\d?|PCIE|PCIe|DGXS|NVL|PG\d{3}|\d{1,4}GB|\d{3}|[A-Z]?\d?C))*|\d{1,4}GB|HBM\d?e?"
+    r"|OAM|PCIe|NVL|VF|Instinct|RTX|GTX|Ti|SUPER|Super|Ada|Generation|Radeon|GeForce|Graphics|Tesla|TITAN|V|X|XT|XTX|PRO|Pro"
+    r"|Max|Max-Q|Laptop|GPU|Blackwell|Server|Workstation|Edition|Data|Center|Arc|Quadro|\(R\)|\(TM\)|Series"
+)
+_MEMORY = r"(?:Device|Pinned|Pageable|Managed|Array|Host|Unknown|Device Static|Managed Static)"
 LIBRARY_NAME = re.compile(
-    r"(?:aten|prim|prims|c10d|c10d_functional|_c10d_functional|fbgemm|quantized|mkldnn|onednn|torchvision|inductor|xla"
-    r"|flash_attn(?:_\d)?|_?vllm_\w*C\w*|rocm|symm_mem|fsdp|torch_tensorrt|bitsandbytes|transformer_engine)::[\w.]+"
-    r"|(?:nccl|gloo|mpi|ucc|xccl):\w+|ProfilerStep#?\d*|(?:cuda|hip|nccl|rccl)[A-Z]\w*|cu[A-Z]\w*|cublas\w*|cudnn\w*"
-    r"|(?:autograd::engine::evaluate_function: )?(?:[A-Z]\w*Backward\d+|torch::autograd::\w+|CompiledFunctionBackward)"
-    r"|Mem(?:cpy|set)[ \w]*(?: ?\([A-Za-z >-]+\))?|(?:PyTorch Profiler|__cupti_profiler__) \(-?\d+\)"
-    r"|Torch-Compiled Region: \d+/\d+|(?:stream|GPU|thread) \d+ ?|python\d?(?:\.\d+)?"
+    r"ProfilerStep#?\d*|(?:PyTorch Profiler|__cupti_profiler__) \(-?\d+\)|Torch-Compiled Region: \d+/\d+"
+    r"|(?:stream|GPU|thread) \d+ ?|Stream \d+(?: Submission Queue)?|python\d?(?:\.\d+)?"
     r"|[Tt]hread \d+(?: \((?:python\d?(?:\.\d+)?|pt_main_thread|pt_autograd_\d+|cuda-EvtHandlr)\))?"
-    r"|Stream \d+"
-    r"|(?:DistributedDataParallel|FullyShardedDataParallel|DataParallel)\.\w+|FSDP::\w+"
-    r"|(?:NVIDIA|Tesla|Quadro|GeForce|AMD|Intel)(?: (?:\(R\)|[A-Z]*\d[\w-]*|HBM\w*|PCIe|NVL|VF|Instinct"
-    r"|RTX|GTX|Ti|SUPER|Super|Ada|Generation|Radeon|GeForce|Graphics|Tesla|TITAN|Max|Laptop|GPU))+"
+    rf"|Mem(?:cpy|set)(?: (?:[HDAP]to[HDAP]|Unknown))?(?: \({_MEMORY}(?: -> {_MEMORY})?\))?"
+    rf"|(?:NVIDIA|Tesla|Quadro|GeForce|AMD|Intel(?:\(R\))?)(?: (?:{_DEVICE}))+"
 )
-"""Names of operators, runtime calls, devices and profiler marks."""
+"""Marks of the profiler and names of devices."""
 
-NAMESPACES = re.compile(
-    r"at|c10|c10d|torch|std|cub|thrust|cutlass\w*|cute|cudnn\w*|cask\w*|cublas\w*|xmma\w*|nccl\w*|rccl\w*|at_cuda_detail|cuda|ck"
-    r"|ck_tile|rocprim|hipcub|rocrand|hiprand|magma|fbgemm\w*|flash|flash_attn\w*|pytorch_flash|tensorrt_llm|transformer_engine"
-    r"|apex|__gnu_cxx|caffe2|gloo|jit|cooperative_groups|aten|prim|autograd|internal|epilogue|multi_tensor_apply|flashinfer|vllm|fb|_C"
+NAMESPACES = words(
+    """
+    aten prim prims c10d c10d_functional _c10d_functional _c10d_functional_autograd c10d_functional_autograd fbgemm
+    fbgemm_gpu quantized _quantized mkldnn mkldnn_prepacked onednn torchvision inductor xla flash_attn flash_attn_2
+    flash_attn_3 _vllm_fa2_C _vllm_fa3_C _C _C_cache_ops _C_custom_ar _moe_C _rocm_C rocm symm_mem fsdp FSDP
+    torch_tensorrt bitsandbytes transformer_engine
+    at c10 torch std cub thrust cutlass cute cudnn cask xmma xmma_new nccl rccl cuda at_cuda_detail ck ck_tile rocprim
+    hipcub rocrand hiprand magma flash pytorch_flash tensorrt_llm apex __gnu_cxx caffe2 gloo cooperative_groups
+    epilogue multi_tensor_apply flashinfer vllm cublasLt nvinfer1 moe
+    """
 )
-SYMBOL_WORD = re.compile(
-    r"(?:void|const|volatile|unsigned|signed|long|int|short|char|bool|float|double|half|float2|float4|__half2?|__nv_bfloat162?"
-    r"|__nv_bool|uint\w*|int\d+\w*|size_t|lambda|operator|anonymous|namespace|unnamed|type|instance|true|false|enum|struct|auto"
-    r"|Params|Tensor|value|Type)"
-    r"|(?:\d+x?)+(?:u|ul|ull|l|f|L|U|UL)?|\d+e\d+|0x[0-9a-fA-F]+"
-    r"|(?:ampere|volta|turing|hopper|maxwell|pascal|kepler|sm\d+|cutlass|cudnn|cublas\w*|nccl\w*|rccl\w*|nvjet|Cijk|gemm\w*|gemv\w*"
-    r"|gemmk1\w*|splitK\w*|scal_kernel|dot_kernel|reduce_1Block\w*|magma|fft|fft2d|vector_fft|regular_fft|winograd\w*|MIOpen\w*"
-    r"|batched_transpose|SubTensorOp\w*|implicit_convolve\w*|explicit_convolve\w*|nchwTo\w*|nhwcTo\w*|flip_filter|fmha|flash_\w*"
-    r"|triton_(?:poi|red|per|tem|mm|for|spl|unk)|igemm|hiprand|rocrand|softmax_warp|split_embedding|indexing_backward|triton__|StoreWithCast|LoadWithCast"
-    r"|multi_tensor_apply\w*|TensorListMetadata|multimem_\w*|(?:one|two)_shot_(?:all_reduce|reduce_scatter)\w*"
-    r"|cross_device_reduce\w*|CatArrayBatchedCopy\w*|elementwise_kernel\w*|DeviceScan\w*|DeviceReduce\w*)"
-    r"[A-Za-z0-9_]*"
+"""C++ and operator namespaces of libraries; what they qualify stays as far as its words are known."""
+
+LIBRARY_STARTS = words(
+    """
+    cuda cu hip nccl rccl cublas cudnn hipblas hipblaslt rocblas roctracer miopen MIOpen magma cutlass xmma cask cunn
+    ampere volta turing hopper blackwell maxwell pascal kepler sm nvjet Cijk triton_poi_fused triton_red_fused
+    triton_per_fused triton_tem_fused triton_for_fused triton_spl_fused triton_mix_fused triton_poi triton_red
+    triton_per triton_tem triton_mm triton_bmm triton_for triton_spl triton_unk triton_
+    gemm sgemm dgemm hgemm igemm cgemm zgemm gcgemm gemv gemmk gemvNSP gemvNS splitKreduce splitK scal_kernel
+    dot_kernel reduce_1Block fft fft1d fft2d vector_fft regular_fft winograd batched_transpose SubTensorOp
+    implicit_convolve explicit_convolve wgrad_alg dgrad_alg dgrad_engine dgrad2d nchwTo nhwcTo flip_filter
+    pointwise_mult_and_sum transpose_readWrite fmha flash_fwd flash_bwd flash_attn hiprand rocrand rocprim
+    softmax_warp split_embedding permute_pooled_embs bounds_check_indices linearize_index indexing_backward
+    StoreWithCast LoadWithCast multi_tensor_apply TensorListMetadata multimem one_shot_all_reduce
+    two_shot_all_reduce two_shot_reduce_scatter cross_device_reduce CatArrayBatchedCopy elementwise_kernel
+    vectorized_elementwise unrolled_elementwise reduce_kernel DeviceScan DeviceReduce DeviceRadixSort DeviceSelect
+    TrivialOffsetCalculator OffsetCalculator Policy internal::gemvx compute_cuda_kernel recat_copy_async
+    kernel_conv_params kernel_grad_params bmm_Bfloat bmm_Mx bmm_E
+    """
 )
-"""Words of a C++ symbol that stay when they are not qualified by a namespace."""
+"""How an identifier without a namespace begins if it is a library's."""
+
+SYMBOL_WORDS = words(
+    """
+    void const volatile unsigned signed long int short char bool float double half float2 float4 int2 int3 int4 uint2
+    uint4 __half __half2 __nv_bfloat16 __nv_bfloat162 __hip_bfloat16 __nv_bool __nv_fp8_e4m3 __nv_fp8_e5m2 uint int8
+    uint8 int16 uint16 int32 uint32 int64 uint64 int8_t uint8_t int16_t uint16_t int32_t uint32_t int64_t uint64_t
+    size_t lambda operator anonymous namespace unnamed type instance true false enum struct auto decltype nullptr
+    Params Tensor value Type AdamFunctor adamMode_t HIP_vector_type function_traits result_type value_type biasType
+    exists StoreWithoutCast LoadWithoutCast FixedDivisor PtxReduceByKeyPolicy curandStatePhilox4_32_10
+    """
+)
+"""Words of a C++ symbol that stay by themselves."""
+NUMBER = re.compile(r"(?:\d+x?)+(?:u|ul|ull|l|f|L|U|UL)?|\d+e\d+|0x[0-9a-fA-F]+")
+
+_STARTS = re.compile(rf"_*(?:{'|'.join(sorted(LIBRARY_STARTS, reverse=True))})(?![a-z])")
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\Wa-zA-Z\d_]+")
+
+
+def _read_words() -> frozenset[str]:
+    with Path(__file__).with_name("redact_words.csv").open(encoding="utf-8", newline="") as file:
+        return frozenset(word for row in csv.DictReader(file) for word in row["words"].split())
+
+
+WORDS = _read_words()
+
+
+def known_length(name: str, start: int = 0) -> int:
+    """Return where the first word begins that nobody knows; single letters and digits name nobody."""
+    for match in _WORD.finditer(name, start):
+        word = match.group()
+        if word.lower() not in WORDS and not (len(word) == 1 and word.isascii()):
+            return match.start()
+    return len(name)
+
+
+def is_known(name: str) -> bool:
+    """Say whether every word of a name is public."""
+    return known_length(name) == len(name)
+
+
+def is_library(word: str) -> bool:
+    """Say whether an unqualified identifier begins like those of a library."""
+    return _STARTS.match(word) is not None
+
+
+FORM_WORDS = words("built-in method function object CompiledFxGraph engine evaluate_function autograd Optimizer.step")
+"""What is written around hashed names."""
 
 KERNEL_HINTS = (
     "xccl", "gemm", "attention", "conv2d", "layer_norm", "embedding", "optimizer", "copy_kernel", "reduce",
@@ -183,18 +258,56 @@ PACKAGES = words(
     transformer_engine sglang flashinfer nvtx pydantic requests urllib3
     """
 )
+SURE_PACKAGES = words(
+    "torch torchvision torchaudio functorch triton numpy scipy pandas pyarrow safetensors huggingface_hub tqdm"
+)
+"""Those that a frame may name without the site-packages before it: torch.profiler cuts the folders of `sys.path` off,
+so that `datasets/x.py` may as well be a folder of the user. These are no names for one's own code."""
 STDLIB = words(
     """
     threading contextlib functools multiprocessing concurrent selectors socket json copy copyreg collections
     random typing enum abc weakref logging re os posixpath genericpath runpy subprocess tempfile warnings
     inspect importlib asyncio shutil pathlib pickle struct ast tokenize linecache traceback dataclasses operator
     heapq bisect uuid hashlib gzip zipfile ctypes unittest argparse socketserver http urllib ssl textwrap
-    codecs locale reprlib sre_parse sre_compile typing_extensions _collections_abc
+    codecs locale reprlib sre_parse sre_compile typing_extensions _collections_abc queue types string
     """
 )
-STDLIB_PACKAGES = words(
-    "multiprocessing concurrent json collections importlib asyncio logging http urllib unittest ctypes"
+"""Modules and packages of Python."""
+STDLIB_FILES = STDLIB | words(
+    """
+    multiprocessing/connection multiprocessing/context multiprocessing/queues multiprocessing/process
+    multiprocessing/popen_fork multiprocessing/popen_spawn_posix multiprocessing/spawn multiprocessing/synchronize
+    multiprocessing/util multiprocessing/reduction multiprocessing/resource_tracker multiprocessing/resource_sharer
+    multiprocessing/shared_memory multiprocessing/managers multiprocessing/pool concurrent/futures/thread
+    concurrent/futures/process concurrent/futures/_base json/__init__ json/encoder json/decoder json/scanner
+    collections/__init__ collections/abc importlib/__init__ importlib/_bootstrap importlib/_bootstrap_external
+    importlib/util importlib/machinery asyncio/base_events asyncio/events asyncio/runners asyncio/tasks
+    asyncio/futures asyncio/locks asyncio/queues asyncio/selector_events asyncio/unix_events logging/__init__
+    logging/handlers http/client urllib/parse urllib/request ctypes/__init__ re/__init__ re/_parser re/_compiler
+    pathlib/__init__ pathlib/_local zipimport io stat site <string> <stdin>
+    """
 )
+"""Files that may stand without their folder; the function in them is hashed unless it is one of `FUNCTIONS`: a
+`logging.py` may be the user's."""
+FUNCTIONS = words(
+    """
+    <module> <lambda> <listcomp> <dictcomp> <setcomp> <genexpr> forward backward step run wait join start get put
+    inner wrapper helper acquire release notify submit result select poll recv send close
+    _bootstrap _bootstrap_inner _bootstrap_external _find_and_load _worker _recv _send _poll dumps loads encode decode
+    copy deepcopy _reconstruct getenv
+    __init__ __new__ __del__ __call__ __enter__ __exit__ __aenter__ __aexit__ __iter__ __next__ __aiter__ __anext__
+    __await__ __len__ __getitem__ __setitem__ __delitem__ __contains__ __missing__ __getattr__ __getattribute__
+    __setattr__ __delattr__ __get__ __set__ __delete__ __set_name__ __dir__ __repr__ __str__ __bytes__ __format__
+    __hash__ __bool__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__
+    __mul__ __rmul__ __imul__ __matmul__ __rmatmul__ __imatmul__ __truediv__ __rtruediv__ __itruediv__ __floordiv__
+    __rfloordiv__ __mod__ __rmod__ __divmod__ __pow__ __rpow__ __lshift__ __rshift__ __and__ __rand__ __iand__
+    __or__ __ror__ __ior__ __xor__ __neg__ __pos__ __abs__ __invert__ __int__ __float__ __complex__ __index__
+    __round__ __reversed__ __copy__ __deepcopy__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __newobj__
+    __init_subclass__ __class_getitem__ __subclasshook__ __instancecheck__ __subclasscheck__ __prepare__
+    __post_init__ __fspath__ __sizeof__ __array__ __torch_function__ __torch_dispatch__ __build_class__ __import__
+    """
+)
+"""Functions whose names say nothing of their owner."""
 MODULES = words(
     """
     Linear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d BatchNorm1d BatchNorm2d
@@ -226,6 +339,11 @@ TORCH_FUNCTIONS = words(
     """
 )
 """Functions of torch itself that appear as built-ins."""
+PYTHON_METHODS = frozenset(
+    name
+    for owner in (list, dict, set, tuple, str, bytes, int, float, frozenset, deque, Generator)
+    for name in dir(owner)
+)
 BUILTIN_OWNERS = words(
     """
     Tensor Parameter list dict set tuple str bytes int float frozenset generator deque collections _thread _io

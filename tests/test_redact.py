@@ -17,7 +17,7 @@ from perfkit import redact
 from perfkit.analysis.classify import FAMILIES, kernel_family
 from perfkit.errors import CorruptInput, PerfkitError, UnsupportedInput, UsageError
 from perfkit.redact import Redactor, _meaning, redact_stream, redact_trace
-from perfkit.redact_names import KERNEL_HINTS
+from perfkit.redact_names import KERNEL_HINTS, WORDS
 from perfkit.sources import kineto
 from perfkit.sources.detect import find_inputs
 
@@ -125,6 +125,110 @@ class TestWhatGoes:
         assert "secret_call" not in copy
         assert "SecretClass" not in copy
 
+    @pytest.mark.parametrize(
+        "leak",
+        [
+            "sm90_acme_moe_dispatch",
+            "int8_acme_attention_kernel",
+            "gemm_acme_private",
+            "gemmAcme",
+            "hopper_acme_kernel",
+            "volta_acme_host01",
+            "flash_acme_attn",
+            "flash_attn_acme",
+            "fmha_acme",
+            "uint_acme",
+            "rccl_acme",
+            "MIOpenAcme",
+            "DeviceReduceAcme",
+            "triton_poi_fused_acme_secret_0",
+            "triton_tem_acme",
+            "triton_acme_kernel",
+            "cuAcmeFusedRouter",
+            "cudaAcmeKernel",
+            "hipAcme",
+            "ncclAcme",
+            "AcmeMoEBackward0",
+            "autograd::engine::evaluate_function: AcmeMoEBackward0",
+            "aten::acme_op",
+            "aten::секрет_acme",
+            "inductor::acme",
+            "torchvision::acme",
+            "_vllm_acmeC::op_acme",
+            "fsdp::acme",
+            "FSDP::acme",
+            "nccl:acme_label",
+            "DistributedDataParallel.acme",
+            "Memcpy acme alice",
+            "NVIDIA H100-acmecorp",
+            "Intel A1acme-host",
+            "void at::native::acme_kernel<float>(int)",
+            "void internal::acme_kernel<float>(int)",
+            "void jit::acme()",
+            "autograd::acme",
+            "ck::acme::x",
+            "fb::acme_kernel(int)",
+            "std::acme",
+            "[10.12.13.14]",
+            "(1.5, 10.12.13.14)",
+            "__acme__",
+            "gpu__acme",
+        ],
+    )
+    @pytest.mark.parametrize("key", ["name", "kernel", "Call stack", "Concrete Inputs", "labels", "acme_key"])
+    def test_own_names_that_begin_like_a_librarys_are_hashed(self, leak, key):
+        assert not re.search(r"(?i)acme|alice|secret|private|10\.12|секрет", Redactor(b"salt").value(key, leak)[0])
+
+    @pytest.mark.parametrize(
+        "frame",
+        [
+            "datasets/acme_loader.py(2): load_acme_customer",
+            "megatron/acme/secret_router.py(5): route_secret",
+            "composer/models/acme_llm.py(5): forward_acme",
+            "ray/acme.py(3): f",
+            "lightning/acme.py(3): f",
+            "apex/acme.py(3): f",
+            "/home/alice/python3.10/datasets/acme.py(3): f",
+            "torch/../acme.py(2): f",
+            "logging.py(3): acme_fn",
+            "logging/acme.py(3): run",
+            "train.py(3): __acme__",
+            "<frozen acme.secret>(3): acme",
+            "<built-in method acme of Tensor object at 0x7f>",
+            "<built-in method acme of torch.acme object at 0x7f>",
+        ],
+    )
+    @pytest.mark.parametrize("key", ["name", "Call stack"])
+    def test_own_code_in_folders_and_files_named_like_a_library_is_hashed(self, frame, key):
+        assert not re.search(r"(?i)acme|alice|secret|customer", Redactor(b"salt").value(key, frame)[0])
+
+    def test_a_file_of_python_without_its_folder_keeps_its_name_and_not_the_function(self):
+        assert re.fullmatch(r"logging\.py\(3\): fn_\w{10}", name("logging.py(3): acme_fn"))
+        assert name("/usr/lib/python3.11/logging/__init__.py(3): addHandler") == "logging/__init__.py(3): addHandler"
+
+    def test_code_without_a_file_stays_so(self):
+        assert name("<string>(2): __init__") == "<string>(2): __init__"
+        assert re.fullmatch(r"<file_\w{10}>\(2\): __init__", name("<acme>(2): __init__"))
+
+    def test_a_library_stays_where_its_folder_proves_it(self):
+        frame = "datasets/arrow_dataset.py(2): __getitem__"
+        assert name(f"/home/alice/env/lib/python3.11/site-packages/{frame}") == frame
+        assert re.fullmatch(r"file_\w{10}\.py\(2\): __getitem__", name(frame))
+
+    def test_an_identifier_stays_up_to_its_first_unknown_word(self):
+        assert re.fullmatch(r"triton_red_fused_add_symbol_\w{10}", name("triton_red_fused_add_acme_mul_0"))
+        assert re.fullmatch(r"at::native::symbol_\w{10}", name("at::native::acme::add"))
+        assert re.fullmatch(r"\[gemm\] symbol_\w{10}", name("acme_gemm"))
+
+    def test_no_word_of_the_vocabulary_is_a_secret_of_these_tests(self):
+        assert not WORDS & {"acme", "acmecorp", "alice", "secret", "private", "customer", "moonshot"}
+        assert all(re.fullmatch("[a-z]{2,}", word) for word in WORDS)
+
+    def test_metrics_are_kept_by_their_words(self):
+        redactor = Redactor(b"salt")
+        assert redactor.key("sm__inst_executed_pipe_tensor.sum")[0] == "sm__inst_executed_pipe_tensor.sum"
+        assert redactor.key("gpu__acme.sum")[0].startswith("key_")
+
     def test_a_string_that_is_not_utf8_is_hashed(self):
         assert b"caf" not in redacted(b'{"traceEvents": [{"ph": "X", "name": "caf\xe9"}]}').encode()
 
@@ -170,6 +274,23 @@ class TestWhatStays:
             "volta_sgemm_32x128_tn",
             "DistributedDataParallel.forward",
             "stream 7",
+            "nccl:send 0->1",
+            "cuMemcpyHtoDAsync_v2",
+            "hipGetDevicePropertiesR0600",
+            "NVIDIA A100-PG509-200",
+            "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+            "triton_red_fused__to_copy_add_native_layer_norm_native_layer_norm_backward_12",
+            "nvjet_tst_192x192_64x3_2x1_v_bz_coopB_splitK_NTN",
+            "sm80_xmma_wgrad_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x16_stage4_warpsize2x2x1_g1_tensor16x8x8_execute_split_k_kernel__5x_cudnn",
+            "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+            "igemm_wrw_gtcx3_nhwc_bf16_bx0_ex1_bt64x64x64_wt32x32x8_ws1x1_wr1x1_ta1x4x1x4_1x16x1x16_tb1x4x1x4_1x16x1x16_gkgs",
+            "fmhaSm100aKernel_QkvE4m3OBfloat16H64PagedKvCausalP16VarSeqQ128Kv128PersistentContext",
+            "void cub::DeviceScanKernel<cub::DeviceScanPolicy<int>::Policy600, int*, int*, cub::ScanTileState<int, true> >(int*)",
+            "void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true>(float*, float const*, int)",
+            "<built-in method append of list object at 0x7f00>",
+            "<built-in method requires_grad_ of Tensor object at 0x7f00>",
+            "concurrent/futures/thread.py(58): run",
+            "<frozen importlib._bootstrap>(1027): _find_and_load",
         ],
     )
     def test_public_names_stay(self, public):
@@ -270,6 +391,28 @@ class TestKernelsAreStillWhatTheyWere:
         of_hints = {_meaning(f"[{hint}] symbol_0123456789") for hint in KERNEL_HINTS}
         assert of_hints >= {("communication", None), *((None, family) for family in FAMILIES if family != "unknown")}
 
+    @pytest.mark.parametrize(
+        "trace",
+        [
+            "AMD-AGI__TraceLens/tests/traces/mi210/gpu_only_trace/gpu_only_trace.json.gz",
+            "AMD-AGI__TraceLens/tests/traces/perf_model/normalization/normalization_layer_test.json.gz",
+            "KellerJordan__modded-nanogpt/records/track_1_short/2025-10-31_AdamSyncGradientHook/modded-nanogpt-hook-gpu-rank-00-chrome-trace.json.gz",
+            "facebookresearch__HolisticTraceAnalysis/tests/data/amd_trace/mi250_minitoy_train_ROCm6_2_kineto.json.gz",
+        ],
+    )
+    def test_kernels_of_a_real_trace_keep_their_family_and_those_of_libraries_their_name(self, traces, trace):
+        events = kineto.read_tables(traces / trace)["events"]
+        work = events.filter(pc.equal(events["class"].cast("string"), "compute"))
+        redactor = Redactor(b"salt")
+        kernels = pc.unique(work["name"].cast("string")).to_pylist()
+        libraries = re.compile(r"void (at|cub|cutlass)::|(ampere|volta|sm\d+|nvjet|Cijk|triton_(poi|red|per))_")
+        assert sum(libraries.match(kernel) is not None for kernel in kernels) >= 10
+        for kernel in kernels:
+            copy = redactor.value("name", kernel)[0]
+            assert _meaning(copy) == _meaning(kernel), kernel
+            if libraries.match(kernel):
+                assert copy == kernel
+
     @pytest.mark.slow
     def test_real_traces_are_read_to_the_same_classes_and_families(self, traces, tmp_path):
         for number, input in enumerate(find_inputs([traces]).inputs):
@@ -321,6 +464,25 @@ class TestRedactTrace:
         with pytest.raises(PerfkitError, match="was deleted"):
             redact_trace(self.write(tmp_path), tmp_path / "copy.json")
         assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
+
+    def test_the_message_shows_the_form_of_what_was_left_and_not_the_secret(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(Redactor, "token", lambda self, kind, name: self._tokens.setdefault((kind, name), name))
+        text = '{"traceEvents": [{"ph": "X", "cat": "python_function", "name": "a.py(3): my_moonshot", "ts": 1}]}'
+        with pytest.raises(PerfkitError) as error:
+            redact_trace(self.write(tmp_path, text), tmp_path / "copy.json")
+        assert "'a.py.py(3): m…(11 letters)'" in str(error.value)
+        assert "oonshot" not in str(error.value)
+
+    @pytest.mark.parametrize("label", ["nn.Module: MyNet_0", "nn.Module: Linear_0", "Optimizer.step#MyOpt.step"])
+    def test_modules_and_optimizers_are_the_same_in_events_and_call_stacks(self, tmp_path, label):
+        event = {"ph": "X", "cat": "python_function", "name": label, "pid": 1, "tid": 1, "ts": 0, "dur": 50}
+        args = {"Call stack": f"train.py(12): main;{label}", "comment": label}
+        op = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 3, "dur": 5, "args": args}
+        source = self.write(tmp_path, json.dumps({"traceEvents": [event, op]}))
+        redact_trace(source, tmp_path / "copy.json", salt="s")
+        module, add = json.loads((tmp_path / "copy.json").read_text())["traceEvents"]
+        assert add["args"]["Call stack"].split(";")[1] == module["name"]
+        assert "My" not in (tmp_path / "copy.json").read_text()
 
     def test_a_cut_trace_gives_a_cut_copy_that_says_so(self, tmp_path):
         source = tmp_path / "cut.json.gz"
