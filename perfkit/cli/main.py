@@ -126,6 +126,10 @@ def main(argv: list[str] | None = None) -> int:
         code = 130
     except BrokenPipeError:  # the reader of our output has left (`perfkit … | head`)
         code = 0
+    except SystemExit as stop:
+        if not isinstance(stop.__context__, BrokenPipeError):
+            raise
+        code = 0  # the same, which rich turns into an exit with 1
     except _Terminated:
         say(f"terminated{again}")
         code = 128 + signal.SIGTERM

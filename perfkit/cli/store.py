@@ -24,6 +24,7 @@ from perfkit.cli.streams import escaped, say
 from perfkit.report.format import plural
 
 if TYPE_CHECKING:
+    from perfkit.errors import StoreError
     from perfkit.store import RunSummary, Store
 
 
@@ -119,7 +120,11 @@ def _list(store: Store, args: argparse.Namespace) -> None:
     console.print(table)
     if any(run.damaged for run in runs):
         for error in store.damaged():
-            say(str(error))
+            _say(error)
+
+
+def _say(error: StoreError) -> None:
+    say(str(error))
 
 
 def _as_json(run: RunSummary) -> dict[str, Any]:
@@ -180,7 +185,7 @@ def _collect(store: Store, args: argparse.Namespace) -> None:
     from perfkit.store.retention import parse_duration_ns
 
     keep, traces = (None if age is None else parse_duration_ns(age) for age in (args.keep, args.keep_traces))
-    expired = store.expire(keep_ns=keep, keep_traces_ns=traces, dry_run=not args.delete)
+    expired = store.expire(keep_ns=keep, keep_traces_ns=traces, dry_run=not args.delete, on_damage=_say)
     orphans = store.gc(older_than_hours=args.older_than, dry_run=not args.delete)
     if args.format == "json":
         files = [{"path": o.path, "bytes": o.bytes, "age_hours": round(o.age_hours, 2)} for o in orphans]
@@ -207,7 +212,7 @@ def _collect(store: Store, args: argparse.Namespace) -> None:
 
 
 def _compact(store: Store, args: argparse.Namespace) -> None:
-    packed = store.compact(run=args.run, quiet_hours=args.quiet)
+    packed = store.compact(run=args.run, quiet_hours=args.quiet, on_damage=_say)
     if args.format == "json":
         runs = [{**key._asdict(), **dataclasses.asdict(done)} for key, done in packed.items()]
         print(json.dumps({"schema_version": 1, "store": store.uri, "runs": runs}))
@@ -229,7 +234,7 @@ def _compact(store: Store, args: argparse.Namespace) -> None:
 
 
 def _migrate(store: Store, args: argparse.Namespace) -> None:
-    changed = store.migrate()
+    changed = store.migrate(on_damage=_say)
     if args.format == "json":
         print(json.dumps({"schema_version": 1, "store": store.uri, "changed": changed}))
     else:

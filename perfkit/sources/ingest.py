@@ -13,7 +13,7 @@ import dataclasses
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -28,9 +28,9 @@ from perfkit.sources.base import Input, PartInfo, ReadOptions
 from perfkit.sources.detect import Found, Ignored, find_inputs
 from perfkit.sources.identity import identified, identified_beside
 from perfkit.sources.inputs import Limits, os_error, shown_path
-from perfkit.sources.ranks import PlannedInput, PlannedPart, TimeRange, plan_parts
+from perfkit.sources.ranks import PlannedInput, PlannedPart, plan_parts
 from perfkit.sources.unpacking import unpacking_folder
-from perfkit.sources.work import GroupWork, InputResult, content_key, ingest_group, peek_all
+from perfkit.sources.work import GroupWork, InputResult, absolute, content_key, ingest_group, peek_all, ranges_of
 from perfkit.store import Store
 from perfkit.store.commits import Commit
 from perfkit.store.files import StoreFull
@@ -173,7 +173,8 @@ def ingest(
         if shard is not None:
             named = _take_share(found, shard, report)
         _ingest_spools(found.spools, report, run)
-        committed = lake.committed(report.cluster, report.run, attempt, skip_damaged=True)
+        held = lake.held(report.cluster, report.run, attempt)
+        committed = held.commits
         cpus = 1 if engine is not None else workers or available_cpus()
         early = LocalEngine(cpus)
         if not committed and not (workers is None and _is_small(found.inputs)):
@@ -183,29 +184,33 @@ def ingest(
             found.inputs = [identified_beside(found.inputs[0], beside, limits)]
         else:
             found.inputs = identified(found.inputs, report.rejected, limits)
-        sound = set() if replace else {c.fingerprint for c in committed if lake.is_intact(c)}
-        fresh, again = _skip_known(found.inputs, committed, options, report, sound=sound)
-        if replace:
-            fresh, again = _take_place(fresh, again, committed)
+        known = _by_content(committed, found.inputs)
+        sound = set() if replace else {c.fingerprint for own in known.values() for c in lake.intact(own)}
+        fresh, again = _skip_known(found.inputs, known, options, report, sound=sound)
         if run is None and fresh:
             report.joined = _elsewhere(committed, listed)
         peeked = [(input, named[input.path]) for input in fresh if input.path in named]
         peeked += peek_all((input for input in fresh if input.path not in named), report.rejected)
-        groups = plan_parts(peeked, committed)
-        if groups or again:
+        changed: list[tuple[PlannedInput, list[Commit]]] = []
+        if replace:
+            peeked, changed = _take_place(peeked, (c for c in committed if _content(c) not in known), report)
+        groups = plan_parts(peeked, committed, held.unreadable)
+        if groups or again or changed:
             lake.create()  # a store that cannot be written is one error, not one per file
         small = workers is None and _is_small(fresh)
         runner = engine or (LocalEngine(1) if small else early)
         options = dataclasses.replace(options, threads=min(cpus, 4) if small else max(1, cpus // max(1, len(groups))))
         progress = _Progress([*fresh, *(item.input for item in again)], on_progress)
         works = [_work(report, group, committed, options) for group in groups]
-        works += [_work(report, [item], (), options, replacing=True) for item in again]
+        works += [_work(report, [item], committed, options, replacing=known[item.input.fingerprint]) for item in again]
+        works += [_work(report, [item], committed, options, replacing=old, new=True) for item, old in changed]
         late = _run(runner, works, report, progress)
         for _ in range(MAX_PLANS):
             if not late:
                 break
-            committed = lake.committed(report.cluster, report.run, attempt, skip_damaged=True)
-            works = [_work(report, group, committed, options) for group in plan_parts(late, committed)]
+            held = lake.held(report.cluster, report.run, attempt)
+            groups = plan_parts(late, held.commits, held.unreadable)
+            works = [_work(report, group, held.commits, options) for group in groups]
             late = _run(runner, works, report, progress)
         for input, _ in late:
             report.rejected.append(
@@ -219,6 +224,11 @@ def ingest(
             lake.finalise(report.cluster, report.run, attempt)
         except StoreFull as error:  # what is committed stays, and the next ingest writes what is missing
             report.full = report.full or error
+    if held.unreadable:
+        damaged = lake.damaged(report.cluster, report.run, attempt)
+        report.rejected += [
+            InputError(error.message, path=report.store, next_step=error.next_step) for error in damaged
+        ]
     if report.full:
         report.rejected.append(_full_store(report, len(found.inputs)))
     report.files.sort(key=lambda file: file.path)
@@ -293,13 +303,28 @@ def default_run(paths: Sequence[str | os.PathLike[str]]) -> str:
 
 def _elsewhere(committed: Iterable[Commit], paths: Sequence[str | os.PathLike[str]]) -> str | None:
     """Return a file of the run that lies under none of these paths: folders of two jobs often have one name."""
-    here = tuple(shown_path(path).rstrip("/") for path in paths)
-    return next((c.source_path for c in committed if c.source_path and not c.source_path.startswith(here)), None)
+    here = tuple(absolute(shown_path(path)).rstrip("/") for path in paths)
+    elsewhere = (c for c in committed if c.source_path and not c.extra.get("where", c.source_path).startswith(here))
+    return next((commit.source_path for commit in elsewhere), None)
+
+
+def _content(commit: Commit) -> str:
+    return commit.fingerprint.partition("#")[0]
+
+
+def _by_content(committed: Iterable[Commit], inputs: Sequence[Input]) -> dict[str, list[Commit]]:
+    """Return the commits of the very content of these inputs, by that and in the order of their parts."""
+    found: dict[str, list[Commit]] = {}
+    for commit in sorted(committed, key=_part_number):
+        found.setdefault(_content(commit), []).append(commit)
+    return (
+        {input.fingerprint: found[input.fingerprint] for input in inputs if input.fingerprint in found} if found else {}
+    )
 
 
 def _skip_known(
-    inputs: Iterable[Input],
-    committed: Sequence[Commit],
+    inputs: Sequence[Input],
+    known: Mapping[str, Sequence[Commit]],
     options: ReadOptions,
     report: IngestReport,
     *,
@@ -310,12 +335,8 @@ def _skip_known(
     Returns what is new, and what is there but must be replaced: it was read with other options, or the fingerprint of
     its commit is not among the `sound` ones.
     """
-    inputs = list(inputs)
-    if not committed and len(inputs) == 1:
-        return inputs, []
-    by_content: dict[str, list[Commit]] = {}
-    for commit in committed:
-        by_content.setdefault(commit.fingerprint.partition("#")[0], []).append(commit)
+    if not known and len(inputs) == 1:
+        return list(inputs), []
     fresh: list[Input] = []
     again: list[PlannedInput] = []
     first_path: dict[str, str] = {}
@@ -324,7 +345,7 @@ def _skip_known(
             report.ignored.append(Ignored(input.path, f"same content as {first_path[input.fingerprint]}"))
             continue
         first_path[input.fingerprint] = input.path
-        commits = sorted(by_content.get(input.fingerprint, []), key=_part_number)
+        commits = known.get(input.fingerprint, ())
         if not commits or len(commits) < commits[0].extra.get("parts", 1):
             fresh.append(input)
         elif all(REMOVED not in c.extra and c.fingerprint in sound for c in commits) and {
@@ -337,20 +358,37 @@ def _skip_known(
 
 
 def _take_place(
-    fresh: Iterable[Input], again: list[PlannedInput], committed: Iterable[Commit]
-) -> tuple[list[Input], list[PlannedInput]]:
-    """Let files that have changed since they were ingested take the place of what they held."""
+    peeked: Iterable[tuple[Input, list[PartInfo]]], others: Iterable[Commit], report: IngestReport
+) -> tuple[list[tuple[Input, list[PartInfo]]], list[tuple[PlannedInput, list[Commit]]]]:
+    """Let files that have changed since they were ingested take the place of what they held.
+
+    `others` are of content that is nowhere among the inputs: a file that was only renamed keeps its rows.
+    """
     by_path: dict[str, list[Commit]] = {}
-    for commit in committed:
-        by_path.setdefault(commit.source_path, []).append(commit)
-    changed = {input.path: input for input in fresh if input.path in by_path}
-    new = [input for input in fresh if input.path not in changed]
-    return new, again + [_in_place_of(by_path[path], input) for path, input in changed.items()]
+    for commit in sorted(others, key=_part_number):
+        by_path.setdefault(commit.extra.get("where", ""), []).append(commit)
+    new: list[tuple[Input, list[PartInfo]]] = []
+    changed: list[tuple[PlannedInput, list[Commit]]] = []
+    for input, parts in peeked:
+        old = by_path.get(absolute(input.path), [])
+        if not old:
+            new.append((input, parts))
+        elif len(old) == len(parts) and all(p.rank in (None, c.rank) for p, c in zip(parts, old, strict=True)):
+            changed.append((_in_place_of(old, input), old))
+        else:
+            held = ", ".join(str(commit.rank) for commit in old)
+            report.rejected.append(
+                InputError(
+                    f"the store holds several states, or other ranks, of this path (rank {held}); nothing was replaced",
+                    path=input.path,
+                    next_step="ingest it without --replace to keep both, or as a run of its own with --run NAME",
+                )
+            )
+    return new, changed
 
 
 def _in_place_of(commits: Iterable[Commit], input: Input) -> PlannedInput:
-    in_order = sorted(commits, key=_part_number)
-    return PlannedInput(input, tuple(PlannedPart(c.rank, c.segment, c.rank_source or "source") for c in in_order))
+    return PlannedInput(input, tuple(PlannedPart(c.rank, c.segment, c.rank_source or "source") for c in commits))
 
 
 def _part_number(commit: Commit) -> int:
@@ -378,19 +416,21 @@ def _work(
     committed: Sequence[Commit],
     options: ReadOptions,
     *,
-    replacing: bool = False,
+    replacing: Sequence[Commit] = (),
+    new: bool = False,
 ) -> GroupWork:
+    """Return the work on a group; with `new` content, what it is `replacing` is another state of the same file."""
     ranks = {part.rank for item in group for part in item.parts}
-    own = {item.input.fingerprint for item in group if committed}
-    earlier = tuple(
-        TimeRange(c.rank, c.start_ns, c.end_ns, c.source_path, c.source, c.rank_source == "assigned")
+    own = {item.input.fingerprint for item in group if committed} | {_content(commit) for commit in replacing}
+    beside = (
+        c
         for c in committed
-        if c.rank in ranks and c.start_ns is not None and c.end_ns is not None
-        if c.fingerprint.partition("#")[0] not in own
+        if c.rank in ranks and _content(c) not in own
         if c.source != "capture"  # the recorder of the same rank runs all the time, beside every trace
     )
     where = report.store, report.cluster, report.run, report.attempt
-    return GroupWork(*where, tuple(group), earlier, options, replacing)
+    replaced = tuple(ranges_of(replacing)) if new else ()
+    return GroupWork(*where, tuple(group), tuple(ranges_of(beside)), options, bool(replacing), replaced)
 
 
 def _run(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from perfkit.sources.base import Input, PartInfo
 
 if TYPE_CHECKING:
+    from perfkit.store.catalog import Place
     from perfkit.store.commits import Commit
 
 MAX_RANK = 2**31 - 1
@@ -51,6 +52,9 @@ class TimeRange:
     start_ns: int
     end_ns: int
     path: str
+    """As it was given then."""
+    where: str
+    """The same, absolute."""
     source: str = ""
     is_assigned: bool = False
     """The source did not name the rank."""
@@ -60,13 +64,20 @@ BESIDE = ("capture", "torchtitan", "megatron")
 """Sources that record all the time, beside every trace of the same rank."""
 
 
-def plan_parts(peeked: Sequence[tuple[Input, list[PartInfo]]], committed: Iterable[Commit]) -> list[list[PlannedInput]]:
-    """Give every part a rank and a segment, and group the inputs that share a rank."""
+def plan_parts(
+    peeked: Sequence[tuple[Input, list[PartInfo]]], committed: Iterable[Commit], unreadable: Iterable[Place] = ()
+) -> list[list[PlannedInput]]:
+    """Give every part a rank and a segment, and group the inputs that share a rank.
+
+    The place of a commit that is `unreadable` is taken too; the input that it was made of gets it back.
+    """
     next_segment: dict[int, int] = {}
-    placed_before: dict[str, Commit] = {}
-    for commit in committed:
-        next_segment[commit.rank] = max(next_segment.get(commit.rank, 0), commit.segment + 1)
-        placed_before[commit.fingerprint.partition("+")[0]] = commit
+    placed_before: dict[str, Commit | Place] = {}
+    all_held: list[Commit | Place] = [*unreadable, *committed]
+    for held in all_held:
+        next_segment[held.rank] = max(next_segment.get(held.rank, 0), held.segment + 1)
+        if held.fingerprint is not None:
+            placed_before[held.fingerprint.partition("+")[0]] = held
     taken = set(next_segment) | {part.rank for _, parts in peeked for part in parts if part.rank is not None}
     free = (rank for rank in range(MAX_RANK) if rank not in taken)
     planned = []
@@ -75,10 +86,11 @@ def plan_parts(peeked: Sequence[tuple[Input, list[PartInfo]]], committed: Iterab
         placed = []
         for number, part in enumerate(parts):
             before = placed_before.get(f"{input.fingerprint}#{number}") if placed_before else None
-            if before:  # the ingest was interrupted after it
-                placed.append(PlannedPart(before.rank, before.segment, before.rank_source or "source"))
-                continue
             rank, source = part.rank, part.rank_source or "source"
+            if before:  # the ingest was interrupted after it, or its commit was damaged
+                told = getattr(before, "rank_source", source if rank == before.rank else "assigned")
+                placed.append(PlannedPart(before.rank, before.segment, told or "source"))
+                continue
             if rank is None:
                 rank, source = _assign(input, free, of_process) if len(parts) == 1 else next(free), "assigned"
             segment = next_segment.get(rank, 0)

@@ -292,7 +292,7 @@ def commit_segment(store: Store, segment: SegmentRows, path: str) -> bool:
     key = layout.RunKey(header["cluster"], header["run"], header["attempt"])
     for _ in range(1000):
         own = rank_commits(Files(store.uri), key, header["rank"])
-        before = next((c for c in own.values() if c.extra.get("spool_segment") == segment.name), None)
+        before = next((c for c in own.values() if c and c.extra.get("spool_segment") == segment.name), None)
         if before is not None and before.fingerprint == segment.fingerprint:
             return False
         number = before.segment if before is not None else max(own, default=-1) + 1

@@ -9,6 +9,7 @@ before that is scratch. One input's failure is its own result, never an exceptio
 from __future__ import annotations
 
 import importlib
+import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,9 +30,11 @@ from perfkit.sources.inputs import os_error
 from perfkit.sources.kineto_tables import meta_rows
 from perfkit.sources.ranks import PlannedInput, TimeRange, overlapping
 from perfkit.sources.remote import RemoteFile
+from perfkit.store.filesystems import is_remote
 
 if TYPE_CHECKING:
     from perfkit.store import Store
+    from perfkit.store.commits import Commit
     from perfkit.store.segment import SegmentWriter
 
 
@@ -48,6 +51,9 @@ class GroupWork:
     """What the store already holds of these ranks."""
     options: ReadOptions
     replace: bool = False
+    """What is in the places of the inputs goes."""
+    replaced: tuple[TimeRange, ...] = ()
+    """What is there, if it is another state of the same file: then it must cover some of the same time."""
 
     @property
     def size_bytes(self) -> int:
@@ -69,6 +75,22 @@ class InputResult:
     error: PerfkitError | None = None
     plan_again: list[PartInfo] | None = None
     """The plan did not hold: the source names other ranks after its events, or another ingest was faster."""
+
+
+def absolute(path: str) -> str:
+    """Return a path that means the same in every folder."""
+    return path if is_remote(path) else os.path.abspath(path)  # noqa: PTH100  # links are followed by nobody here
+
+
+def ranges_of(commits: Iterable[Commit]) -> list[TimeRange]:
+    """Return what commits cover, as far as they say it."""
+    return [
+        TimeRange(
+            c.rank, c.start_ns, c.end_ns, c.source_path, c.extra.get("where", ""), c.source, c.rank_source == "assigned"
+        )
+        for c in commits
+        if c.start_ns is not None and c.end_ns is not None
+    ]
 
 
 def reader_of(input: Input):  # type: ignore[no-untyped-def]  # a module with peek and read
@@ -185,7 +207,7 @@ def _ingest_one(
             except kineto.RereadNeeded as again:
                 base_ns = again.base_ns
                 continue
-            if _is_as_planned(reading, item, covered, result):
+            if _is_as_planned(reading, work, item, covered, result):
                 yield
                 _commit(reading, writers, item, covered)
             return
@@ -211,9 +233,11 @@ _DAMAGE = ("truncated", "invalid_json", "not_an_event", "missing_table")
 """Oddities that can be why an input holds no events."""
 
 
-def _is_as_planned(reading: Reading, item: PlannedInput, covered: Sequence[TimeRange], result: InputResult) -> bool:
+def _is_as_planned(
+    reading: Reading, work: GroupWork, item: PlannedInput, covered: Sequence[TimeRange], result: InputResult
+) -> bool:
     """Say whether an input that was read has the ranks that it was given, and raise what else speaks against it."""
-    path = item.input.path
+    path, where = item.input.path, absolute(item.input.path)
     true_ranks = [
         planned.rank if info.rank is None else info.rank
         for info, planned in zip(reading.parts, item.parts, strict=True)
@@ -227,7 +251,13 @@ def _is_as_planned(reading: Reading, item: PlannedInput, covered: Sequence[TimeR
         raise InputError(f"nothing could be read: {reason}", path=path, next_step="export the trace again")
     for info, planned in zip(reading.parts, item.parts, strict=True):
         other = overlapping(info, planned.rank, covered)
-        if other is not None and other.path == path:
+        if work.replaced and overlapping(info, planned.rank, work.replaced) is None:
+            raise InputError(
+                "covers another time than what the store holds of a file at this path; nothing was replaced",
+                path=path,
+                next_step="ingest it without --replace to keep both",
+            )
+        if other is not None and other.where == where:
             raise InputError(
                 "has changed since it was ingested; the store keeps what it held then",
                 path=path,
@@ -259,10 +289,6 @@ def _commit(reading: Reading, writers: Sequence[SegmentWriter], item: PlannedInp
             for oddity in info.oddities.values()
         ]
         writer.write("quality", meta_rows(QUALITY, oddities))
-        writer.commit(info, source_path=path, extra={"parts": len(item.parts), "bytes_read": reading.bytes_read})
-        if info.start_ns is not None and info.end_ns is not None:
-            covered.append(
-                TimeRange(
-                    planned.rank, info.start_ns, info.end_ns, path, info.source, planned.rank_source == "assigned"
-                )
-            )
+        extra = {"parts": len(item.parts), "bytes_read": reading.bytes_read, "where": absolute(path)}
+        commit = writer.commit(info, source_path=path, extra=extra)
+        covered += ranges_of([commit])

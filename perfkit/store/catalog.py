@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +24,11 @@ from perfkit.store.commits import Commit, DamagedCommit, Pack, RunSummary, summa
 from perfkit.store.files import Files
 from perfkit.store.layout import RunKey
 from perfkit.store.reading import Piece
+from perfkit.store.segment import stored_fingerprint
 
 _READERS = 16
 """Threads that read small objects: latency, not work."""
+_OF_AN_ATTEMPT = re.compile(rf"{layout.MANIFESTS}/cluster=[^/]+/run=[^/]+/attempt=\d+/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,29 @@ class Loaded:
             raise self.damaged[0]
         return self.commits
 
+    def of_whole_runs(self) -> list[Commit]:
+        """Return the commits of runs without a damaged one."""
+        broken = {layout.run_folder(error.commit_path) for error in self.damaged}
+        return [commit for commit in self.commits if commit.key.folder not in broken]
+
+
+class Place(NamedTuple):
+    """A segment whose commit cannot be read."""
+
+    rank: int
+    segment: int
+    fingerprint: str | None
+    """Of what is there, where its Parquet files still tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What an attempt holds, for whoever writes into it."""
+
+    commits: list[Commit]
+    unreadable: list[Place]
+    """Places that are taken all the same."""
+
 
 def _flat(loaded: Iterable[Commit | Pack | DamagedCommit | None]) -> Iterator[tuple[Commit, int | None]]:
     """Yield every commit, with the time of its pack."""
@@ -122,10 +148,27 @@ class Catalog:
         """All commits, by run, rank and segment; a damaged one is an error."""
         return self.load(which).sound()
 
-    def damaged(self) -> list[DamagedCommit]:
+    def damaged(self, which: Which) -> list[DamagedCommit]:
         """Return the manifests that cannot be read, as errors."""
-        documents = self._load_documents(self._manifests(Which()))
-        return [*self.load(Which()).damaged, *(entry for entry in documents if isinstance(entry, DamagedCommit))]
+        manifests = self._manifests(which)
+        documents = self._load_documents(manifests)
+        damaged = self.load(which, manifests=manifests).damaged
+        return [*damaged, *(entry for entry in documents if isinstance(entry, DamagedCommit))]
+
+    def held(self, key: RunKey) -> Held:
+        """Return the commits of an attempt, and the places of those that cannot be read."""
+        loaded = self.load(Which(*key))
+        places = [place for error in loaded.damaged for place in self._places(key, error.commit_path)]
+        return Held(loaded.commits, places)
+
+    def _places(self, key: RunKey, path: str) -> Iterator[Place]:
+        with suppress(ValueError):  # a stray file, which is not where any segment has its commit
+            if "/packs/" in path:
+                pack = layout.PackName.parse(path)
+                yield from (Place(rank, pack.last_segment, None) for rank in range(pack.first_rank, pack.last_rank + 1))
+            else:
+                rank, segment = layout.place_of_commit(path)
+                yield Place(rank, segment, stored_fingerprint(self.files, key, rank, segment))
 
     def load(self, which: Which, *, manifests: Sequence[str] | None = None) -> Loaded:
         """Return all commits that can be read, those in packs too, and the others as errors."""
@@ -164,8 +207,9 @@ class Catalog:
         return [summarise(key, commits.get(key, ()), documents.get(key, {}), damaged[key]) for key in keys]
 
     def metadata(self, key: RunKey) -> dict[str, Any]:
-        """Return what run.json says about a run; nothing if there is none."""
-        return self._documents(Which(*key)).get(key, {})
+        """Return what run.json says about a run; nothing if there is none, or if it is damaged."""
+        entry = self._load_document(layout.run_json_path(key))
+        return {} if entry is None or isinstance(entry, DamagedCommit) else entry[1]
 
     # ---------------------------------------------------------------- pieces of a table
 
@@ -207,7 +251,7 @@ class Catalog:
 
     def _manifests(self, which: Which) -> list[str]:
         paths = (self.files.relative(info) for info in self.files.walk(which.folder(layout.MANIFESTS)))
-        return [path for path in paths if which.matches(path)]
+        return [path for path in paths if which.matches(path) and _OF_AN_ATTEMPT.match(path)]
 
     def _load_manifest(self, path: str) -> Commit | Pack | DamagedCommit | None:
         data = self.files.read_bytes(path)  # None: deleted since it was listed
@@ -265,7 +309,7 @@ class Catalog:
             return error
 
     def _nothing_of(self, which: Which) -> StoreError:
-        there = sorted({f"{c.cluster}/{c.run}" for c in self.commits(Which())})
+        there = sorted({f"{c.cluster}/{c.run}" for c in self.load(Which()).commits})
         shown = ", ".join(there[:8]) + (f", … ({len(there)} in all)" if len(there) > 8 else "")
         return StoreError(f"{self.files.name}: nothing of {which}; it has {shown or 'no runs'}")
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from perfkit.errors import StoreError
+from perfkit.errors import StoreError, UsageError
 from perfkit.store.layout import RunKey, commit_path
 from perfkit.store.migrations import check_version
 
@@ -155,10 +155,13 @@ def _committed_file(fields: Mapping[str, Any]) -> CommittedFile:
 def _naming_damage(path: str) -> Iterator[None]:
     try:
         yield
-    except (ValueError, TypeError, KeyError, IndexError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, UsageError) as error:
+        is_pack = "/packs/" in path
         raise DamagedCommit(
-            f"{path}: damaged commit ({type(error).__name__}: {error})",
-            next_step="ingest that source again, or delete the commit to give the segment up",
+            f"{path}: damaged {'pack' if is_pack else 'commit'} ({type(error).__name__}: {error})",
+            next_step="delete it and ingest its sources again"
+            if is_pack
+            else "ingest that source again, or delete the commit to give the segment up",
         ) from None
 
 

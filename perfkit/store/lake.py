@@ -23,7 +23,7 @@ from perfkit.arrays import from_list
 from perfkit.errors import StoreError, UsageError
 from perfkit.schema import RUNS, SCHEMA_VERSION, TABLES, TableSchema, table_from_rows
 from perfkit.store import layout, upkeep
-from perfkit.store.catalog import Catalog, Which
+from perfkit.store.catalog import Catalog, Held, Which
 from perfkit.store.commits import Commit, RunSummary, sealed, summarise
 from perfkit.store.files import Files
 from perfkit.store.filesystems import is_remote
@@ -98,11 +98,12 @@ class Store:
 
         Call it whenever the commits or the metadata of a run changed; the last call wins, and losing it
         costs nothing that `runs()` cannot derive. Keys that are columns of `runs` become its values.
+        What cannot be read is left out; a run.json that cannot is written anew.
         """
         self.create()
         key = RunKey(cluster, run, attempt)
         known = {**self._catalog.metadata(key), **(metadata or {})}
-        summary = summarise(key, self.committed(cluster, run, attempt), known)
+        summary = summarise(key, self._catalog.load(Which(*key)).commits, known)
         document = {"cluster": cluster, "run": run, "attempt": attempt, "metadata": known}
         row = table_from_rows(RUNS, [_run_row(summary)])
         beside = {layout.run_json_path(key): sealed(document)}
@@ -145,20 +146,21 @@ class Store:
         missing = [(sorted(set(range(count)) - there), count) for count, there in divisions.items()]
         return min(missing, key=lambda division: len(division[0]))
 
-    def committed(self, cluster: str, run: str, attempt: int = 0, *, skip_damaged: bool = False) -> list[Commit]:
-        """All commits of one attempt, by rank and segment; none if the run or the store does not exist yet.
+    def committed(self, cluster: str, run: str, attempt: int = 0) -> list[Commit]:
+        """All commits of one attempt, by rank and segment; none if the run or the store does not exist yet."""
+        return self._catalog.commits(Which(cluster, run, attempt))
 
-        Whoever writes anew what is damaged skips it.
-        """
-        loaded = self._catalog.load(Which(cluster, run, attempt))
-        return loaded.commits if skip_damaged else loaded.sound()
+    def held(self, cluster: str, run: str, attempt: int = 0) -> Held:
+        """Return the commits of one attempt that can be read, and the places of the others, which are not free."""
+        return self._catalog.held(RunKey(cluster, run, attempt))
 
-    def is_intact(self, commit: Commit) -> bool:
-        """Say whether the files that a commit lists are there, with their sizes and footers; pages are not read.
+    def intact(self, commits: Iterable[Commit]) -> list[Commit]:
+        """Return those whose files are there, with their sizes and footers; pages are not read.
 
         An object store is trusted: it checks what it keeps, and asking after every object takes longer than an ingest.
         """
-        return not self._files.local or is_intact(self._files, commit)
+        checked: set[str] = set()
+        return [c for c in commits if not self._files.local or is_intact(self._files, c, checked)]
 
     def runs(
         self, *, cluster: str | None = None, run: str | None = None, attempt: int | None = None
@@ -275,17 +277,22 @@ class Store:
         return orphans
 
     def compact(
-        self, *, cluster: str | None = None, run: str | None = None, quiet_hours: float = 1.0
+        self,
+        *,
+        cluster: str | None = None,
+        run: str | None = None,
+        quiet_hours: float = 1.0,
+        on_damage: Callable[[StoreError], None] | None = None,
     ) -> dict[RunKey, Packed]:
         """Put the small files of runs that nobody has written to for `quiet_hours` into large ones.
 
-        Readers and writers go on meanwhile. What was packed stays beside the packs until `gc` removes it.
+        Readers and writers go on meanwhile. What was packed stays beside the packs until `gc` removes it. This,
+        `expire` and `migrate` leave runs alone of which a manifest cannot be read, and hand the error to `on_damage`.
         """
         self._require()
         if self._layout_version() < layout.LAYOUT_VERSION:
             self._write_marker()  # whoever does not know packs must not overlook them
-        which = Which(cluster, run)
-        commits = self._catalog.commits(which)
+        commits = self._of_whole_runs(Which(cluster, run), on_damage)
         before_ns = time.time_ns() - round(quiet_hours * 3600e9)
         done = {}
         for key, group in itertools.groupby(commits, key=lambda commit: commit.key):
@@ -296,8 +303,20 @@ class Store:
                     done[key] = packed
         return done
 
+    def _of_whole_runs(self, which: Which, on_damage: Callable[[StoreError], None] | None) -> list[Commit]:
+        loaded = self._catalog.load(which)
+        if on_damage:
+            for error in loaded.damaged:
+                on_damage(error)
+        return loaded.of_whole_runs()
+
     def expire(
-        self, *, keep_ns: int | None = None, keep_traces_ns: int | None = None, dry_run: bool = True
+        self,
+        *,
+        keep_ns: int | None = None,
+        keep_traces_ns: int | None = None,
+        dry_run: bool = True,
+        on_damage: Callable[[StoreError], None] | None = None,
     ) -> Retention:
         """Find runs and traces that are older than they may be, and remove them unless `dry_run`.
 
@@ -310,7 +329,7 @@ class Store:
             if path.endswith("/run.json") and info.mtime_ns is not None and (key := self._catalog.key_of(path)):
                 written_ns[key] = info.mtime_ns
         plan = plan_retention(
-            self._catalog.commits(Which()), written_ns,
+            self._of_whole_runs(Which(), on_damage), written_ns,
             now_ns=time.time_ns(), keep_ns=keep_ns, keep_traces_ns=keep_traces_ns,
         )  # fmt: skip
         if not dry_run:
@@ -319,14 +338,16 @@ class Store:
             upkeep.trim(self._files, plan.segments)
         return plan
 
-    def damaged(self) -> list[StoreError]:
+    def damaged(
+        self, cluster: str | None = None, run: str | None = None, attempt: int | None = None
+    ) -> list[StoreError]:
         """Return the manifests that cannot be read, each as the error that reading would raise."""
-        return list(self._catalog.damaged())
+        return list(self._catalog.damaged(Which(cluster, run, attempt)))
 
-    def migrate(self) -> int:
+    def migrate(self, *, on_damage: Callable[[StoreError], None] | None = None) -> int:
         """Rewrite everything of an older schema version, and return how many segments and files changed."""
         self._require()
-        old = [c for c in self._catalog.commits(Which()) if c.schema_version < SCHEMA_VERSION]
+        old = [c for c in self._of_whole_runs(Which(), on_damage) if c.schema_version < SCHEMA_VERSION]
         for commit in old:
             upkeep.migrate_segment(self._files, commit)
         for key in {commit.key for commit in old}:

@@ -98,6 +98,17 @@ def commit_path(key: RunKey, rank: int, segment: int) -> str:
     return f"{commits_folder(key)}/{segment_key(rank, segment)}.json"
 
 
+def place_of_commit(path: str) -> tuple[int, int]:
+    """Return the rank and the segment that the path of a commit names; ValueError if it is not one of a commit."""
+    rank, segment = path.rpartition("/")[2].removesuffix(".json").split("-")
+    return int(rank), int(segment)
+
+
+def run_folder(path: str) -> str:
+    """Return the hive part of a path of a run."""
+    return "/".join(path.split("/")[1:4])
+
+
 def pack_path(table: str, key: RunKey, pack: str) -> str:
     """Path of a table of a pack."""
     return f"{table}/{key.folder}/pack-{pack}.parquet"

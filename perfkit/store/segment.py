@@ -33,8 +33,8 @@ from perfkit.errors import SchemaError, StoreError, UsageError
 from perfkit.schema import SCHEMA_VERSION, TABLES, TableSchema, conform
 from perfkit.store import layout
 from perfkit.store.commits import TOLD_BY_THE_SOURCE, Commit, CommittedFile, DamagedCommit, Pack, describe_part
-from perfkit.store.files import Files, check_footer, discard, store_errors
-from perfkit.store.footer import footer_crc
+from perfkit.store.files import Files, check_footer, discard, open_parquet, store_errors
+from perfkit.store.footer import footer_crc, read_footer
 from perfkit.store.parquet import FIRST_GROUP_ROWS, ROW_GROUP_ROWS, open_writer
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class SegmentWriter:
         self._files.make_folders([*parts, layout.commit_path(self.key, self.rank, self.segment)])
 
     def _publish_and_commit(self, described: dict[str, Any]) -> Commit:
-        previous = load_commit(self._files, self.key, self.rank, self.segment)
+        previous = self._previous()
         if previous and not self._replace and self._says_the_same(previous):
             return previous
         if previous and not self._replace and previous.fingerprint != self.fingerprint:
@@ -226,6 +226,16 @@ class SegmentWriter:
             if file.pack is None:  # a pack holds others as well
                 self._files.delete(file.path)
         return commit
+
+    def _previous(self) -> Commit | None:
+        """Return the commit that is there; one that cannot be read is as good as none to whoever wrote the same."""
+        place = self._files, self.key, self.rank, self.segment
+        try:
+            return load_commit(*place)
+        except DamagedCommit as error:
+            if self._replace or stored_fingerprint(*place) == self.fingerprint:
+                return None
+            raise SegmentTaken(f"{self._name} is taken: {error.message}", next_step=error.next_step) from error
 
     def _says_the_same(self, previous: Commit) -> bool:
         rows = {table: part.rows for table, part in self._parts.items()}
@@ -378,36 +388,59 @@ class _WriterThread:
                     self._error = error  # raised in the caller by the next submit or by finish
 
 
-def is_intact(files: Files, commit: Commit) -> bool:
-    """Say whether the files that a commit lists are there, with their sizes and footers; pages are not read."""
+def is_intact(files: Files, commit: Commit, checked: set[str] | None = None) -> bool:
+    """Say whether the files that a commit lists are there, with their sizes and footers; pages are not read.
+
+    Many commits share the files of a pack: paths that were `checked` before are not read again.
+    """
+    checked = set() if checked is None else checked
     sizes = files.sizes([file.path for file in commit.files])
     try:
         for file, size in zip(commit.files, sizes, strict=True):
             if size is None or (file.pack is None and size != file.bytes):
                 return False
-            check_footer(files, file.path, file.footer_crc)
+            if file.path not in checked:
+                check_footer(files, file.path, file.footer_crc)
+                checked.add(file.path)
     except (StoreError, OSError, ValueError):
         return False
     return True
 
 
+def stored_fingerprint(files: Files, key: layout.RunKey, rank: int, segment: int) -> str | None:
+    """Return what the newest Parquet file of a segment says that it was made of; None if none can be read."""
+    prefix = f"part-{layout.segment_key(rank, segment)}"
+    found = [
+        info
+        for table in SEGMENT_TABLES
+        for info in files.walk(f"{table}/{key.folder}")
+        if Path(str(info.path)).name.startswith((f"{prefix}.", f"{prefix}-"))
+    ]
+    for info in sorted(found, key=lambda info: info.mtime_ns or 0, reverse=True):
+        path = files.relative(info)
+        with suppress(StoreError, OSError, ValueError, KeyError):
+            if files.local:
+                read_footer(files.path(path))  # before Arrow sees it
+            return str((open_parquet(files, path).schema_arrow.metadata or {})[FINGERPRINT_KEY], "utf-8")
+    return None
+
+
 def load_commit(files: Files, key: layout.RunKey, rank: int, segment: int) -> Commit | None:
-    """Return the commit of a segment; None if there is none or if it is damaged (so that it is written again)."""
+    """Return the commit of a segment, None if there is none; raises `DamagedCommit` if it cannot be read."""
     path = layout.commit_path(key, rank, segment)
     data = files.read_bytes(path)
-    with suppress(DamagedCommit):
-        if data is not None:
-            return Commit.from_json(data, path)
-    return _packed_commit(files, key, rank, segment)
+    return _packed_commit(files, key, rank, segment) if data is None else Commit.from_json(data, path)
 
 
-def rank_commits(files: Files, key: layout.RunKey, rank: int) -> dict[int, Commit]:
+def rank_commits(files: Files, key: layout.RunKey, rank: int) -> dict[int, Commit | None]:
     """Return the commits of one rank by segment: a run has thousands, and each rank looks at its own only.
+
+    None stands for one that cannot be read: its place is taken.
 
     Object stores list a thousand names per request, and all ranks of a run lie together; so a rank asks for its own
     segments by name, up to a gap: what lies beyond one was deleted, or never was.
     """
-    found = {commit.segment: commit for commit in _packed_commits(files, key, rank)}
+    found: dict[int, Commit | None] = {commit.segment: commit for commit in _packed_commits(files, key, rank)}
     if files.local:
         prefix = layout.segment_key(rank, 0).rpartition("-")[0] + "-"
         names = [Path(str(info.path)).name for info in files.walk(layout.commits_folder(key))]
@@ -419,8 +452,13 @@ def rank_commits(files: Files, key: layout.RunKey, rank: int) -> dict[int, Commi
                 numbers.append(number)
             number += 1
     for number in numbers:
-        commit = load_commit(files, key, rank, number)
-        if commit is not None and (number not in found or commit.generation > found[number].generation):
+        try:
+            commit = load_commit(files, key, rank, number)
+        except DamagedCommit:
+            found.setdefault(number, None)
+            continue
+        before = found.get(number)
+        if commit is not None and (before is None or commit.generation > before.generation):
             found[number] = commit
     return found
 

@@ -94,6 +94,17 @@ def test_output_that_nobody_wants_is_dropped_and_output_that_is_lost_is_said(
         assert (done.returncode, done.stderr) == (code, said)
 
 
+@pytest.mark.parametrize("command", ["store ls s", "mfu --list", "hardware", "analyze r --store s"])
+def test_a_reader_who_has_left_is_no_tripped_gate(tmp_path, command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["ingest", str(ROOT / "sample_traces/ddp_gloo"), "--store", "s", "--run", "r"]) == 0
+    ours, gone = os.pipe()
+    os.close(ours)
+    done = subprocess.run([sys.executable, "-m", "perfkit", *command.split()], stdout=gone, stderr=subprocess.PIPE)
+    os.close(gone)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_a_mistake_is_no_tripped_gate_where_nobody_can_read_it():
     line = shlex.join([sys.executable, "-m", "perfkit", "store", "ls", "nowhere"])
     assert subprocess.run(f"{line} 2>/dev/full", shell=True).returncode == 2

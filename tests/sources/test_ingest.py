@@ -29,6 +29,7 @@ from perfkit.sources import work as work_module
 from perfkit.sources.ingest import IngestReport, default_run
 from perfkit.sources.unpacking import PREFIX, unpacking_folder
 from perfkit.store import Store
+from perfkit.store import segment as segment_module
 from tests.conftest import ROOT
 from tests.sources.trace_files import document, kernel, op, write
 
@@ -404,6 +405,45 @@ def test_a_damaged_commit_is_written_anew_by_the_next_ingest(tmp_path):
     assert events(tmp_path / "s").equals(before)
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_damaged_commit_gets_its_place_back_among_other_segments_of_the_rank(tmp_path, number):
+    files = [write(tmp_path / f"{i}.rank0.json", trace(start=1000 * i)) for i in range(2)]
+    ingest(*files, store=tmp_path / "s")
+    before = events(tmp_path / "s")
+    commit = next((tmp_path / "s").rglob(f"commits/00000-000{number}.json"))
+    commit.write_bytes(b"{")
+    done = ingest(*files, store=tmp_path / "s")
+    assert (done.rejected, sorted(file.status for file in done.files)) == ([], ["ingested", "unchanged"])
+    assert events(tmp_path / "s").equals(before)
+
+
+def test_a_damaged_commit_of_another_file_keeps_its_rows_and_is_said(tmp_path):
+    first, second = (write(tmp_path / f"{i}.rank0.json", trace(start=1000 * i)) for i in range(2))
+    ingest(first, store=tmp_path / "s")
+    (part,) = (Path(path) for path in Store(tmp_path / "s").files("events"))
+    content = part.read_bytes()
+    (tmp_path / "s").joinpath(next((tmp_path / "s").rglob("commits/*.json"))).write_bytes(b"{")
+    done = ingest(second, store=tmp_path / "s")
+    assert [file.path for file in done.files] == [str(second)]
+    assert "00000-0000.json: damaged commit" in reasons(done)
+    assert part.read_bytes() == content
+    assert ingest(first, store=tmp_path / "s").rejected == []
+    assert len(events(tmp_path / "s")) == 8
+
+
+def test_a_known_file_costs_no_look_at_the_files_of_all_others(tmp_path, monkeypatch):
+    files = [write(tmp_path / f"rank{rank}.json", trace(rank)) for rank in range(5)]
+    ingest(*files, store=tmp_path / "s")
+    looked_at: list[str] = []
+    check = segment_module.check_footer
+    monkeypatch.setattr(
+        segment_module, "check_footer", lambda files, path, crc: (looked_at.append(path), check(files, path, crc))
+    )
+    assert [file.status for file in ingest(files[2], store=tmp_path / "s").files] == ["unchanged"]
+    assert looked_at
+    assert all("part-00002-" in path for path in looked_at)
+
+
 def test_replace_writes_anew_what_only_reading_all_pages_would_show(tmp_path):
     file = write(tmp_path / "rank0.json", trace(count=3000))
     ingest(file, store=tmp_path / "s")
@@ -425,6 +465,68 @@ def test_a_file_that_has_grown_takes_the_place_of_what_it_held_only_if_told_to(t
     assert len(events(tmp_path / "s")) == 4
     done = ingest(file, store=tmp_path / "s", replace=True)
     assert (done.rejected, len(events(tmp_path / "s"))) == ([], 10)
+
+
+class TestReplaceIsSureOfWhatItReplaces:
+    def starts(self, store: Path) -> list[int]:
+        return sorted(set(events(store)["start_ns"].to_pylist()))
+
+    def test_a_file_that_was_renamed_keeps_its_rows_when_another_has_its_name(self, tmp_path):
+        file = write(tmp_path / "in/rank0.json", trace())
+        ingest(file, store=tmp_path / "s")
+        file.rename(tmp_path / "in/rank0.1.json")
+        write(file, trace(start=1000))
+        done = ingest(tmp_path / "in", store=tmp_path / "s", replace=True)
+        assert (done.rejected, [f.status for f in done.files]) == ([], ["ingested", "ingested"])
+        assert len(events(tmp_path / "s")) == 8
+
+    def test_a_file_of_another_folder_with_the_same_relative_path_is_another(self, tmp_path, monkeypatch):
+        for job in ("a", "b"):
+            write(tmp_path / job / "traces/rank0.json", trace(count=3 if job == "a" else 5))
+        monkeypatch.chdir(tmp_path / "a")
+        ingest(Path("traces"), store=tmp_path / "s")
+        monkeypatch.chdir(tmp_path / "b")
+        done = ingest(Path("traces"), store=tmp_path / "s", replace=True)
+        assert "both cover the same time; not merged" in reasons(done)
+        assert len(events(tmp_path / "s")) == 4
+        done = perfkit.ingest(Path("traces"), store=tmp_path / "s", replace=True)
+        assert done.rejected == []
+
+    def test_a_file_that_covers_another_time_replaces_nothing(self, tmp_path):
+        file = write(tmp_path / "rank0.json", trace())
+        ingest(file, store=tmp_path / "s")
+        write(file, trace(start=1000))
+        done = ingest(file, store=tmp_path / "s", replace=True)
+        assert "covers another time" in reasons(done)
+        assert "without --replace to keep both" in reasons(done)
+        assert len(events(tmp_path / "s")) == 4
+        assert ingest(file, store=tmp_path / "s").rejected == []
+        assert len(events(tmp_path / "s")) == 8
+
+    def test_of_several_states_of_a_path_none_is_chosen(self, tmp_path):
+        file = tmp_path / "rank0.json"
+        for start in (0, 1000):
+            ingest(write(file, trace(start=start)), store=tmp_path / "s")
+        write(file, trace(start=1000, count=9))
+        done = ingest(file, store=tmp_path / "s", replace=True)
+        assert "several states, or other ranks, of this path (rank 0, 0); nothing was replaced" in reasons(done)
+        assert len(events(tmp_path / "s")) == 8
+
+    def test_a_file_that_names_another_rank_now_replaces_nothing(self, tmp_path):
+        file = write(tmp_path / "t.json", trace(None))
+        ingest(file, store=tmp_path / "s")
+        write(file, trace(2, count=9))
+        done = ingest(file, store=tmp_path / "s", replace=True)
+        assert "or other ranks, of this path (rank 0)" in reasons(done)
+        assert set(events(tmp_path / "s")["rank"].to_pylist()) == {0}
+
+    def test_what_takes_the_place_must_not_overlap_with_others_of_the_rank(self, tmp_path):
+        growing, other = tmp_path / "a.rank0.json", write(tmp_path / "b.rank0.json", trace(start=100))
+        ingest(write(growing, trace()), other, store=tmp_path / "s")
+        write(growing, trace(count=30))
+        done = ingest(growing, other, store=tmp_path / "s", replace=True)
+        assert "both cover the same time; not merged" in reasons(done)
+        assert len(events(tmp_path / "s")) == 8
 
 
 def test_a_rank_that_was_assigned_before_and_is_named_now_is_said(tmp_path):

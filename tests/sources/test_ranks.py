@@ -6,12 +6,13 @@ from pathlib import Path
 
 from perfkit.sources.base import Input, PartInfo
 from perfkit.sources.ranks import TimeRange, overlapping, plan_parts
+from perfkit.store.catalog import Place
 from perfkit.store.commits import Commit
 
 
 def peeked(*ranks: int | None, name: str = "a") -> tuple[Input, list[PartInfo]]:
     parts = [PartInfo(rank=rank, rank_source=None if rank is None else "distributedInfo") for rank in ranks]
-    return Input(name, "kineto", Path(name), 1, name), parts
+    return Input(name, "kineto", Path(name), 1, identity=name), parts
 
 
 def commit(rank: int, segment: int) -> Commit:
@@ -19,9 +20,9 @@ def commit(rank: int, segment: int) -> Commit:
 
 
 def plan(
-    *inputs: tuple[Input, list[PartInfo]], committed: tuple[Commit, ...] = ()
+    *inputs: tuple[Input, list[PartInfo]], committed: tuple[Commit, ...] = (), unreadable: tuple[Place, ...] = ()
 ) -> list[list[list[tuple[int, int]]]]:
-    groups = plan_parts(inputs, committed)
+    groups = plan_parts(inputs, committed, unreadable)
     return [[[(part.rank, part.segment) for part in item.parts] for item in group] for group in groups]
 
 
@@ -51,8 +52,15 @@ def test_parts_that_are_committed_already_keep_their_place():
     assert plan(peeked(None, None), committed=(first,)) == [[[(4, 1), (0, 0)]]]
 
 
+def test_the_place_of_an_unreadable_commit_is_given_to_its_own_source_only():
+    unreadable = (Place(0, 0, "a#0"), Place(1, 3, None))
+    assert plan(peeked(0), unreadable=unreadable) == [[[(0, 0)]]]
+    assert plan(peeked(0, name="other"), unreadable=unreadable) == [[[(0, 1)]]]
+    assert plan(peeked(1, name="b"), unreadable=unreadable) == [[[(1, 4)]]]
+
+
 def test_only_a_true_overlap_of_the_same_rank_counts():
-    earlier = [TimeRange(0, 100, 200, "a")]
+    earlier = [TimeRange(0, 100, 200, "a", "/a")]
     assert overlapping(PartInfo(start_ns=150, end_ns=300), 0, earlier) == earlier[0]
     assert overlapping(PartInfo(start_ns=200, end_ns=300), 0, earlier) is None
     assert overlapping(PartInfo(start_ns=150, end_ns=300), 1, earlier) is None

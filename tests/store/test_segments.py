@@ -16,6 +16,7 @@ from perfkit.schema import EVENTS, JOBS, SCHEMA_VERSION, WATERFALL, table_from_r
 from perfkit.sources.base import PartInfo
 from perfkit.store import Store
 from perfkit.store.parquet import ROW_GROUP_ROWS
+from perfkit.store.segment import SegmentTaken
 
 
 def files_of(store: Store) -> dict[str, bytes]:
@@ -430,17 +431,82 @@ def test_gc_spares_what_belongs_to_a_commit_that_cannot_be_read(store, write):
 
 class TestManifests:
     def test_any_flipped_bit_of_a_commit_is_noticed(self, store, write):
-        write(store)
-        commit = next(Path(store.uri).rglob("commits/*.json"))
-        content = commit.read_bytes()
-        for seed in range(200):
-            damaged = flipped(content, random.Random(seed))
-            commit.write_bytes(damaged)
+        written = write(store)
+        path = next(Path(store.uri).rglob("commits/*.json"))
+        content, noticed = path.read_bytes(), 0
+        for seed in range(300):
+            path.write_bytes(flipped(content, random.Random(seed)))
             try:
-                rows = Store(store.uri).read("events")
+                (read,) = Store(store.uri).committed("c", "r")
             except StoreError:
+                noticed += 1
                 continue
-            assert len(rows) == 10, damaged  # in the checksum's own name, which takes the checksum away
+            assert read == written  # the bit was in the checksum's own name, which takes the checksum away
+        assert noticed > 280
+
+    def test_the_place_of_an_unreadable_commit_is_not_given_to_other_content(self, store, write):
+        write(store, fingerprint="one")
+        next(Path(store.uri).rglob("commits/*.json")).write_bytes(b"{")
+        (place,) = store.held("c", "r").unreadable
+        assert place == (0, 0, "one")
+        with pytest.raises(SegmentTaken, match="damaged commit"):
+            write(store, fingerprint="two")
+        write(store, fingerprint="one")
+        assert (len(store.read("events")), store.held("c", "r").unreadable) == (10, [])
+
+    def test_a_place_whose_parquet_files_tell_nothing_either_stays_taken(self, store, write):
+        write(store)
+        next(Path(store.uri).rglob("commits/*.json")).write_bytes(b"{")
+        next(Path(store.uri).rglob("part-*.parquet")).write_bytes(b"PAR1 and nothing else PAR1")
+        assert store.held("c", "r").unreadable == [(0, 0, None)]
+        with pytest.raises(SegmentTaken, match=r"damaged commit.*delete the commit to give the segment up"):
+            write(store)
+
+    def test_a_damaged_pack_keeps_the_places_of_its_ranks(self, store, write):
+        for rank in range(3):
+            write(store, rank=rank, segment=rank)
+        store.compact(quiet_hours=0)
+        store.gc(older_than_hours=0, dry_run=False)
+        next(Path(store.uri).rglob("packs/*.json")).write_bytes(b"{")
+        held = store.held("c", "r")
+        assert (held.commits, held.unreadable) == ([], [(rank, 2, None) for rank in range(3)])
+
+    def test_a_run_json_that_is_damaged_is_written_anew(self, store, write):
+        write(store)
+        store.finalise("c", "r", metadata={"user": "ada"})
+        next(Path(store.uri).rglob("run.json")).write_bytes(b"{")
+        store.finalise("c", "r", metadata={"model": "m"})
+        (run,) = store.runs()
+        assert (run.damaged, run.metadata) == (0, {"model": "m"})
+
+    def test_upkeep_leaves_a_damaged_run_alone_names_it_and_goes_on(self, store, write):
+        for run in ("bad", "good"):
+            for rank in range(2):
+                write(store, run=run, rank=rank)
+        next(Path(store.uri).glob("manifests/**/run=bad/**/commits/*.json")).write_bytes(b"{")
+        told: list[StoreError] = []
+        assert [key.run for key in store.compact(quiet_hours=0, on_damage=told.append)] == ["good"]
+        assert [key.run for key in store.expire(keep_ns=0, on_damage=told.append).runs] == ["good"]
+        assert store.migrate(on_damage=told.append) == 0
+        assert len(told) == 3
+        assert all("run=bad" in str(error) for error in told)
+        with pytest.raises(StoreError, match="nothing of run 'nope'; it has c/bad, c/good"):
+            store.read("events", run="nope")
+
+    def test_a_stray_file_among_the_manifests_is_nobodys_commit(self, store, write):
+        write(store)
+        stray = Path(store.uri) / "manifests/cluster=c/run=r/commits/x.json"
+        stray.parent.mkdir()
+        stray.write_text("{}")
+        assert [run.damaged for run in store.runs()] == [0]
+
+    def test_numbers_that_no_segment_has_are_damage(self, store, write):
+        write(store)
+        path = next(Path(store.uri).rglob("commits/*.json"))
+        document = json.loads(path.read_bytes())
+        del document["crc"]
+        path.write_text(json.dumps({**document, "rank": -1}))
+        assert [run.damaged for run in store.runs()] == [1]
 
     def test_a_bit_of_run_json_moves_no_run(self, store, write):
         write(store)
