@@ -7,7 +7,6 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
-TEST_TIMEOUT ?= 900
 
 .PHONY: demo test test-slow lint format docs site bench clean
 
@@ -19,6 +18,7 @@ $(VENV)/core: pyproject.toml setup.py constraints.txt perfkit/sources/_scan.c
 
 # torch is pinned on the command line: an open range would fetch several GB of CUDA packages
 $(VENV)/dev: $(VENV)/core
+	@$(BIN)/python -c 'import sys; sys.version_info >= (3, 11) or sys.exit("the pinned tools of development need Python 3.11: make PYTHON=python3.11 (perfkit itself runs on 3.10)")'
 	$(PIP) install --constraint constraints.txt torch==2.13.0
 	$(PIP) install --constraint constraints.txt --editable '.[test,train,dashboard]'
 	touch $@

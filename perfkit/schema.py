@@ -46,14 +46,15 @@ class Column:
     def unit(self) -> str:
         """The unit that the name promises, or an empty string."""
         for suffix, unit in _UNITS.items():
-            if self.name.endswith(suffix):
+            if f"_{self.name}".endswith(suffix):
                 return unit
         return ""
 
 
 _UNITS = {
     "_ns": "ns", "_bytes": "B", "_gbps": "GB/s (SI)", "_mhz": "MHz", "_watts": "W", "_celsius": "°C",
-    "_hours": "h", "_seconds": "s", "_points": "MFU points 0–100", "_ratio": "0–1", "_pct": "%", "_flops": "FLOP",
+    "_hours": "h", "_seconds": "s", "_points": "MFU points 0–100", "_ratio": "0–1", "_pct": "%",
+    "_peak_flops": "FLOP/s", "_flops": "FLOP", "_ppm": "ppm", "_score": "ratio", "_persistence": "0–1",
 }  # fmt: skip
 
 

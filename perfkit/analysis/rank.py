@@ -156,9 +156,11 @@ def split_timelines(table: pa.Table) -> dict[tuple[int, int], pa.Table]:
 def _analyze(timeline: Timeline, tables: Mapping[str, pa.Table], options: Options) -> RankPart:
     devices: list[int | None] = list(timeline.devices)
     notes = []
+    called = None
     if not devices:
         devices = [None]
-        if (called := _device_called(timeline)) is not None:
+        called = _device_called(timeline)
+        if called is not None:
             notes.append(f"rank {timeline.rank} calls {called} but its trace has no device work: CPU time only")
     steps = find_steps(timeline, tables.get("steps")) if options.window == "step" else None
     attribution: list[pa.Table] = []
@@ -173,7 +175,7 @@ def _analyze(timeline: Timeline, tables: Mapping[str, pa.Table], options: Option
     standing: list[Spans] = []
     extents: list[Spans] = []
     quality = _quality(timeline, notes)
-    quality.device_unseen = bool(notes)
+    quality.device_unseen = called is not None
     for device in devices:
         windows = find_windows(timeline, device, mode=options.window, steps=steps)
         if windows.source not in quality.steps_source:

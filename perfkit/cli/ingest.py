@@ -125,16 +125,7 @@ def render(report: IngestReport) -> str:
         lines.append(
             f"note: run {report.run} already held {report.joined}; if that is another job, give each a name with --run"
         )
-    notes: dict[str, list[tuple[str, int, str]]] = {}
-    for file in report.files:
-        for note in file.notes:
-            notes.setdefault(note["kind"], []).append((file.path, note["count"], note["detail"]))
-    for kind, cases in sorted(notes.items()):
-        path, _, detail = cases[0]
-        more = f" (and {len(cases) - 1} more files)" if len(cases) > 1 else ""
-        lines.append(
-            f"note: {kind.replace('_', ' ')}, {sum(count for _, count, _ in cases):,}×: {path}: {detail}{more}"
-        )
+    lines += _notes(report)
     if report.ignored:
         example = report.ignored[0]
         lines.append(f"ignored {_count(len(report.ignored), 'other file')}, such as {example.path}: {example.reason}")
@@ -149,6 +140,27 @@ def render(report: IngestReport) -> str:
     elif report.files:
         lines.append(f"next: perfkit store ls {report.store}")
     return "\n".join(map(escaped, lines))
+
+
+_LOSSES = ("truncated", "invalid_json", "trailing_data", "duplicate_key", "missing_table", "lost_events")
+"""Notes that every file gets a line of its own for: some of what it held is not in the store."""
+
+
+def _notes(report: IngestReport) -> list[str]:
+    """Return a line for each kind of oddity, with an example; and one for each file of which something is lost."""
+    notes: dict[tuple[str, str], list[tuple[str, int, str]]] = {}
+    for file in report.files:
+        for note in file.notes:
+            alone = file.path if note["kind"] in _LOSSES else ""
+            notes.setdefault((note["kind"], alone), []).append((file.path, note["count"], note["detail"]))
+    lines = []
+    for (kind, _), cases in sorted(notes.items()):
+        path, _, detail = cases[0]
+        others = len({path for path, _, _ in cases}) - 1
+        more = f" (and {_count(others, 'more file')})" if others else ""
+        about = f"{path}: {detail}" if detail else path
+        lines.append(f"note: {kind.replace('_', ' ')}, {sum(count for _, count, _ in cases):,}×: {about}{more}")
+    return lines
 
 
 def _count(number: int, noun: str) -> str:

@@ -147,7 +147,7 @@ def _map_here(
         base.listen(lambda increment, item=task.item: report(item, increment))  # type: ignore[misc]  # a default binds
         try:
             outcome = Outcome(task.index, task.item, value=base.finished(function(task.item)))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # as in a worker
             outcome = Outcome(task.index, task.item, error=error, traceback=traceback.format_exc())
         finally:
             base.listen(None)

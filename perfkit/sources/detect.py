@@ -268,17 +268,24 @@ class _Search:
             next_step = _other_commands(root, skipped) or "give the folder that the profiler wrote its traces to"
         self._reject(UnsupportedInput(reason, path=shown_path(root), next_step=next_step))
 
-    def _walk(self, folder: Path, root: Path) -> None:
+    def _walk(self, root: Path, target: Path) -> None:
+        waiting = [root]  # not by recursion: a hostile tree may be deeper than the stack
+        while waiting:
+            waiting += reversed(self._take_folder(waiting.pop(), target))
+
+    def _take_folder(self, folder: Path, root: Path) -> list[Path]:
+        """Take the files of a folder, and return the folders in it."""
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as error:
             self._reject(os_error(error, shown_path(folder)))
-            return
+            return []
         if any(entry.name == SPOOL_MARKER for entry in entries):
             self.found.spools.append(folder)
-            return
+            return []
         entries = [entry for entry in self._outside_store(folder, entries) if folder / entry.name not in self._taken]
         self._export(folder, entries)
+        folders = []
         for entry in entries:
             path = folder / entry.name
             if path in self._taken:
@@ -295,11 +302,12 @@ class _Search:
                 continue
             if stat.S_ISDIR(mode):
                 if self._first_time(path):
-                    self._walk(path, root)
+                    folders.append(path)
             elif stat.S_ISREG(mode):
                 self._file(path, named=False)
             else:
                 self._ignore(shown_path(path), file_kind(mode))
+        return folders
 
     def _outside_store(self, folder: Path, entries: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
         """Leave out what perfkit itself wrote, if a store lies in this folder."""

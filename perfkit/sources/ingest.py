@@ -29,6 +29,7 @@ from perfkit.sources.detect import Found, Ignored, find_inputs
 from perfkit.sources.identity import identified, identified_beside
 from perfkit.sources.inputs import Limits, os_error, shown_path
 from perfkit.sources.ranks import PlannedInput, PlannedPart, plan_parts
+from perfkit.sources.scan import have_c_scanner
 from perfkit.sources.unpacking import unpacking_folder
 from perfkit.sources.work import GroupWork, InputResult, absolute, content_key, ingest_group, peek_all, ranges_of
 from perfkit.store import Store
@@ -45,6 +46,8 @@ TYPICAL_RATIO = 15
 """Of a gzipped Kineto trace."""
 WORKERS_PAY_BYTES = 100_000_000
 """Uncompressed bytes above which starting worker processes is faster than reading in this one."""
+PYTHON_IS_SLOWER = 40
+"""How many times as long the scanner takes without its compiled part."""
 FILE_COST_BYTES = 1_000_000
 """What opening, committing and flushing one file costs, in bytes that could be read meanwhile."""
 MAX_PLANS = 5
@@ -204,14 +207,14 @@ def ingest(
         works = [_work(report, group, committed, options) for group in groups]
         works += [_work(report, [item], committed, options, replacing=known[item.input.fingerprint]) for item in again]
         works += [_work(report, [item], committed, options, replacing=old, new=True) for item, old in changed]
-        late = _run(runner, works, report, progress)
+        late = _run(runner, works, lake, report, progress)
         for _ in range(MAX_PLANS):
             if not late:
                 break
             held = lake.held(report.cluster, report.run, attempt)
             groups = plan_parts(late, held.commits, held.unreadable)
             works = [_work(report, group, held.commits, options) for group in groups]
-            late = _run(runner, works, report, progress)
+            late = _run(runner, works, lake, report, progress)
         for input, _ in late:
             report.rejected.append(
                 InputError("other ingests into this run are always faster", path=input.path, next_step="run it again")
@@ -224,6 +227,9 @@ def ingest(
             lake.finalise(report.cluster, report.run, attempt)
         except StoreFull as error:  # what is committed stays, and the next ingest writes what is missing
             report.full = report.full or error
+        except StoreError as error:
+            if any(file.status == "ingested" for file in report.files):  # else it is there, or can be derived
+                report.rejected.append(InputError(error.message, path=report.store, next_step=error.next_step))
     if held.unreadable:
         damaged = lake.damaged(report.cluster, report.run, attempt)
         report.rejected += [
@@ -434,12 +440,16 @@ def _work(
 
 
 def _run(
-    engine: Engine, works: Sequence[GroupWork], report: IngestReport, progress: _Progress
+    engine: Engine, works: Sequence[GroupWork], lake: Store, report: IngestReport, progress: _Progress
 ) -> list[tuple[Input, list[PartInfo]]]:
     """Work on the groups; returns the inputs for which the plan did not hold."""
     late: list[tuple[Input, list[PartInfo]]] = []
+    broken: list[GroupWork] = []
     for outcome in engine.map(ingest_group, works, cost=lambda work: work.size_bytes, on_progress=progress.read):
         progress.finished(outcome.item)
+        if outcome.error is not None and len(outcome.item.inputs) > 1:
+            broken.append(outcome.item)  # which of its files has ended the worker?
+            continue
         if outcome.error is not None:
             error = outcome.error
             reason = error.message if isinstance(error, PerfkitError) else f"{type(error).__name__}: {error}"
@@ -453,6 +463,10 @@ def _run(
                 _record(result, report)
             else:
                 late.append((result.input, result.plan_again))
+    for work in broken:
+        for item in work.inputs:
+            held = lake.held(report.cluster, report.run, report.attempt)
+            late += _run(engine, [_work(report, [item], held.commits, work.options)], lake, report, progress)
     return late
 
 
@@ -492,7 +506,7 @@ def _record(result: InputResult, report: IngestReport) -> None:
 
 def _is_small(inputs: Iterable[Input]) -> bool:
     """Say whether reading takes less than starting processes for it."""
-    return sum(map(_expected_bytes, inputs)) < WORKERS_PAY_BYTES
+    return sum(map(_expected_bytes, inputs)) < WORKERS_PAY_BYTES / (1 if have_c_scanner() else PYTHON_IS_SLOWER)
 
 
 def _expected_bytes(input: Input) -> int:

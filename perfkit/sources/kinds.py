@@ -161,9 +161,11 @@ def _refuse_known(head: bytes, path: str) -> None:
         raise NotATrace("a pickle, which perfkit never loads", path=path, next_step="give a profiler trace")
     if head.startswith((b"ARROW1", b"\xff\xff\xff\xff", b"FEA1")):
         raise NotATrace("an Arrow file, not a trace", path=path, next_step="give a profiler trace")
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or head[:2] in (b"{\0", b"[\0", b"\0{", b"\0["):
+    wide = head.startswith((b"\0\0\xfe\xff", b"\0\0\0{", b"\0\0\0["))
+    if wide or head.startswith((b"\xff\xfe", b"\xfe\xff")) or head[:2] in (b"{\0", b"[\0", b"\0{", b"\0["):
+        code = "UTF-32" if wide or head[2:4] == b"\0\0" else "UTF-16"
         raise UnsupportedInput(
-            "text in UTF-16", path=path, next_step="convert it with `iconv -f UTF-16 -t UTF-8 FILE > NEW`"
+            f"text in {code}", path=path, next_step=f"convert it with `iconv -f {code} -t UTF-8 FILE > NEW`"
         )
     if head.startswith((b"\xfd7zXZ\0", b"BZh")):
         what = "xz" if head.startswith(b"\xfd") else "bzip2"

@@ -263,6 +263,13 @@ def _is_as_planned(
                 path=path,
                 next_step="take its place with --replace, or ingest it as a run of its own with --run NAME",
             )
+        if other is not None and other.is_assigned and info.rank is not None:
+            raise InputError(
+                f"is of rank {planned.rank}, which {other.path} was given because it names none, and both cover the "
+                "same time; not merged",
+                path=path,
+                next_step="ingest it as a run of its own with --run NAME, or both at once into a new run",
+            )
         if other is not None:
             raise InputError(
                 f"claims rank {planned.rank}, as {other.path} does, and both cover the same time; not merged",
@@ -277,13 +284,14 @@ def _commit(reading: Reading, writers: Sequence[SegmentWriter], item: PlannedInp
     for writer, info, planned in zip(writers, reading.parts, item.parts, strict=True):
         if planned.rank_source == "file name":
             info.note("rank_from_file_name", 1, f"rank {planned.rank} was taken from the file name")
-        elif planned.rank_source == "assigned":
+        elif planned.rank_source == "assigned" and info.rank is None:
             info.note("rank_assigned", 1, f"the source names no rank; perfkit assigned {planned.rank}")
         elif other := next((t for t in covered if t.rank == planned.rank and t.is_assigned), None):
             info.note(
                 "rank_shared", 1, f"{other.path} names no rank and was given {planned.rank} before: is it this one?"
             )
-        info.rank_source = planned.rank_source
+        if info.rank is None or info.rank_source is None:  # else it was named after the events, as it was assigned
+            info.rank_source = planned.rank_source
         oddities = [
             {"path": path, "kind": oddity.kind, "count": oddity.count, "detail": oddity.detail}
             for oddity in info.oddities.values()

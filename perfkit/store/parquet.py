@@ -29,7 +29,7 @@ _GROWING = {
 }  # fmt: skip
 """Integers that mostly grow from row to row: differences are small, and a dictionary would hold every value."""
 
-_PLAIN = {"dur_ns", "bytes", "address", "allocated_bytes", "reserved_bytes"} | {"rank", "segment"}
+_PLAIN = {"dur_ns", "bytes", "address", "allocated_bytes", "reserved_bytes", "rank", "segment"}
 """Integers with neither order nor repetition, and those of which a file has one: a dictionary gains nothing."""
 
 _PRUNED_BY = {"rank", "segment", "event_id", "start_ns", "time_ns", "step"}

@@ -37,6 +37,16 @@ def test_it_fails_only_if_nothing_could_be_ingested(tmp_path, capsys):
     assert "missing" in capsys.readouterr().err
 
 
+def test_every_file_that_lost_something_is_named_and_of_what_only_is_odd_an_example(tmp_path, capsys):
+    whole = json.dumps(document(op(ts=2e15), op(ts=2e15 + 1, dur=-1), rank=None))
+    for number in range(3):
+        (tmp_path / f"cut{number}.json").write_text(whole[:-number] if number else whole)
+    assert main(["ingest", *map(str, sorted(tmp_path.glob("cut*"))), "--store", str(tmp_path / "s")]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert sum(line.startswith("note: truncated, 1×: ") for line in notes) == 2
+    assert [line for line in notes if "negative dur, 3×" in line and line.endswith("(and 2 more files)")]
+
+
 def test_a_trace_that_has_changed_takes_its_place_with_replace(tmp_path, capsys):
     path = write(tmp_path / "rank0.json", document(op(ts=2e15), rank=0))
     command = ["ingest", str(path), "--store", str(tmp_path / "s")]

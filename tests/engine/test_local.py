@@ -179,8 +179,9 @@ def test_running_out_of_memory_is_tried_again_alone(jobs):
     assert greedy.attempts == 2
 
 
-def test_sys_exit_in_the_function_ends_only_its_item(jobs):
-    outcomes = list(LocalEngine(2).map(jobs.raise_system_exit, range(3)))
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sys_exit_in_the_function_ends_only_its_item(jobs, workers):
+    outcomes = list(LocalEngine(workers).map(jobs.raise_system_exit, range(3)))
     assert [str(o.error) for o in outcomes] == ["enough"] * 3
 
 

@@ -25,7 +25,9 @@ import perfkit
 from perfkit.errors import PerfkitError, StoreError
 from perfkit.schema import TABLES
 from perfkit.sources import ingest as ingest_module
+from perfkit.sources import kineto
 from perfkit.sources import work as work_module
+from perfkit.sources.base import Input
 from perfkit.sources.ingest import IngestReport, default_run
 from perfkit.sources.unpacking import PREFIX, unpacking_folder
 from perfkit.store import Store
@@ -535,3 +537,58 @@ def test_a_rank_that_was_assigned_before_and_is_named_now_is_said(tmp_path):
     (note,) = done.files[0].notes
     assert note["kind"] == "rank_shared"
     assert "a.json names no rank and was given 0 before" in note["detail"]
+    refused = reasons(ingest(write(tmp_path / "c.json", trace(0)), store=tmp_path / "s"))
+    assert "is of rank 0, which" in refused
+    assert "a.json was given because it names none, and both cover the same time; not merged" in refused
+
+
+def test_a_rank_that_is_named_after_the_events_is_no_assigned_one(tmp_path):
+    late = trace(0)
+    late["distributedInfo"] = late.pop("distributedInfo")
+    assert list(late)[-1] == "distributedInfo"
+    (file,) = ingest(write(tmp_path / "a.json", late), store=tmp_path / "s").files
+    assert (file.ranks, file.rank_source, file.notes) == ([0], "distributedInfo", [])
+
+
+def test_a_file_that_ends_its_worker_costs_no_other_of_its_rank(tmp_path, monkeypatch):
+    files = [write(tmp_path / f"{i}.rank0.json", trace(start=1000 * i)) for i in range(3)]
+    read = kineto.read
+
+    def refuse(input: Input, *options: Any, **more: Any) -> Any:
+        if input.path == str(files[1]):
+            raise SystemExit(3)
+        return read(input, *options, **more)
+
+    monkeypatch.setattr(kineto, "read", refuse)
+    done = ingest(*files, store=tmp_path / "s")
+    assert [file.path for file in done.files] == [str(files[0]), str(files[2])]
+    assert [error.path for error in done.rejected] == [str(files[1])]
+    assert len(events(tmp_path / "s")) == 8
+
+
+def test_folders_that_are_nested_deeper_than_a_stack_are_walked(tmp_path):
+    here, home = tmp_path, Path.cwd()
+    try:
+        for _ in range(1100):
+            os.chdir(here)
+            here = Path("d")
+            here.mkdir()
+        done = ingest(write(tmp_path / "rank0.json", trace()), tmp_path, store=tmp_path / "s")
+    finally:
+        os.chdir(home)
+        subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # Python's own way recurses
+    assert [file.ranks for file in done.files] == [[0]]
+
+
+def test_what_is_there_already_is_said_where_nothing_can_be_written(tmp_path, monkeypatch):
+    file = write(tmp_path / "rank0.json", trace())
+    ingest(file, store=tmp_path / "s")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise StoreError("cannot write: Permission denied")
+
+    monkeypatch.setattr(Store, "finalise", refuse)
+    done = ingest(file, store=tmp_path / "s")
+    assert (done.rejected, [file.status for file in done.files]) == ([], ["unchanged"])
+    done = ingest(write(tmp_path / "rank1.json", trace(1)), store=tmp_path / "s")
+    assert "Permission denied" in reasons(done)
