@@ -2,6 +2,7 @@
 
     tar_members(stream)   -> Iterator[Member]     any forward stream, so a .tar.gz too
     zip_members(file)     -> list[Member]
+    zip_members_before_cut(file) -> Iterator[Member]    of an archive that has lost its directory
     open_member(file, member) -> Stream           stored bytes of one member (zip's deflate undone)
 
 A member that an extractor could be tricked with (a link, a device, an absolute name, `..`, control
@@ -41,6 +42,8 @@ TAR_BLOCK = 512
 ZIP_MAGIC = b"PK\x03\x04"
 ZIP_EMPTY_MAGIC = b"PK\x05\x06"
 _ZIP_ENTRY_BYTES = 46
+_ZIP_HEADER = struct.Struct("<4s2xHH4xIIIHH")
+"""Of a member: magic, flags, method, checksum, stored and uncompressed bytes, lengths of the name and of extensions."""
 _ZIP_STORED, _ZIP_DEFLATED, _ZIP_ZSTD = 0, 8, 93
 
 
@@ -271,6 +274,40 @@ def zip_members(file: Path | RemoteFile, *, path: str, limits: Limits | None = N
             )
         )
     return members
+
+
+def zip_members_before_cut(file: Path | RemoteFile, *, path: str, limits: Limits | None = None) -> Iterator[Member]:
+    """Walk the members themselves: a zip archive that was cut has no directory, and perhaps half a last member."""
+    limits = limits or Limits()
+    seen: set[str] = set()
+    with open_regular(file, path=path) as raw:
+        size, at = raw.seek(0, 2), 0
+        for _ in range(limits.max_members):
+            raw.seek(at)
+            header = raw.read(_ZIP_HEADER.size) or b""
+            if len(header) < _ZIP_HEADER.size or not header.startswith(ZIP_MAGIC):
+                return
+            _, flags, method, crc, stored, uncompressed, name_bytes, extra_bytes = _ZIP_HEADER.unpack(header)
+            name = (raw.read(name_bytes) or b"").decode("utf-8" if flags & 0x800 else "cp437", "backslashreplace")
+            start = at + _ZIP_HEADER.size + name_bytes + extra_bytes
+            if flags & 0x8 or stored == 0xFFFFFFFF or start > size:
+                return  # its size stands behind it or in an extension: where the next one begins is not known
+            refused = name_problem(name, limits) or ("it is encrypted" if flags & 0x1 else None)
+            if refused is None and name in seen:
+                refused = "another member has the same name"
+            seen.add(name)
+            yield Member(
+                name=name,
+                offset=at,
+                stored_bytes=min(stored, size - start),
+                size_bytes=uncompressed,
+                method=method,
+                crc=crc,
+                refused=refused,
+                is_folder=name.endswith("/"),
+                is_zipped=True,
+            )
+            at = start + stored
 
 
 def _zip_problem(info: zipfile.ZipInfo) -> str | None:

@@ -646,9 +646,19 @@ class _Search:
             )
 
     def _zip(self, archive: _Candidate) -> None:
-        members = archives.zip_members(archive.file, path=archive.path, limits=self.limits)
+        cut: CorruptInput | None = None
+        members: Iterable[archives.Member]
+        try:
+            members = archives.zip_members(archive.file, path=archive.path, limits=self.limits)
+        except CorruptInput as error:
+            members, cut = archives.zip_members_before_cut(archive.file, path=archive.path, limits=self.limits), error
+        num_found = 0
         for member, shown in self._readable(archive.path, members):
             self._member(archive.file, member, shown)
+            num_found += 1
+        if cut:
+            found = f"; {plural(num_found, 'file')} at its beginning could be found" if num_found else ""
+            raise CorruptInput(cut.message + found, path=cut.path, next_step=cut.next_step)
 
     def _tar(self, archive: _Candidate, compression: str) -> None:
         with decompress(archive.open, compression, path=archive.path, limits=self.limits) as stream:

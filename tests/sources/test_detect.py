@@ -509,7 +509,7 @@ class TestWhatCannotBeUsed:
             ("x.png", b"\x89PNG\r\n", "not a trace that perfkit knows"),
             ("x.zip", zipped({"readme.md": b"hi"}), "an archive without a trace"),
             ("x.zip", zipped({}), "an archive without a trace"),
-            ("x.zip", zipped({"a.json": TRACE})[:-30], "without a directory"),
+            ("x.zip", zipped({"a.json": TRACE})[:29], "without a directory"),
             ("x.zip", zipped({"x.tar": tar({"a.json": TRACE})}), "an archive inside an archive"),
             ("x.tar.gz", gzip.compress(tar({"x.zip": zipped({"a.json": TRACE})})), "an archive inside an archive"),
             ("x.tar", tar({"x.tar.gz": gzip.compress(tar({"a.json": TRACE}))}), "an archive inside an archive"),
@@ -770,6 +770,40 @@ class TestHostileArchives:
         found = find(folder)
         assert [Path(item.path).name for item in found.inputs] == ["x.tar.gz!a.json", "x.tar.gz!b.json"]
         assert isinstance(found.rejected[0], CorruptInput)
+
+    @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+    def test_a_cut_zip_archive_is_used_up_to_the_cut_and_reported(self, folder, method):
+        noise = os.urandom(40_000).hex().encode()
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", method) as archive:
+            for name, content in {"a.json": TRACE, "b.json": TRACE + noise, "c.json": TRACE, "d.json": TRACE}.items():
+                archive.writestr(name, content)
+        whole = buffer.getvalue()
+        (folder / "x.zip").write_bytes(whole[: whole.index(b"d.json") - 10])
+        (folder / "y.zip").write_bytes(whole[: len(whole) // 2])
+        found = find(folder)
+        assert [Path(item.path).name for item in found.inputs] == [
+            "x.zip!a.json", "x.zip!b.json", "x.zip!c.json", "y.zip!a.json", "y.zip!b.json",
+        ]  # fmt: skip
+        said = [str(error) for error in found.rejected]
+        assert "without a directory (cut short?); 3 files at its beginning could be found" in said[0]
+        assert "2 files at its beginning" in said[1]
+
+    def test_a_cut_zip_archive_whose_members_do_not_say_where_they_end_is_only_reported(self, folder):
+        class Pipe(io.RawIOBase):
+            def writable(self):
+                return True
+
+            def write(self, data):
+                pieces.append(bytes(data))
+                return len(data)
+
+        pieces: list[bytes] = []
+        with zipfile.ZipFile(Pipe(), "w") as archive:
+            archive.writestr("a.json", TRACE)
+        (folder / "x.zip").write_bytes(b"".join(pieces)[:-20])
+        found = find(folder)
+        assert (found.inputs, len(found.rejected)) == ([], 1)
 
     def test_a_zip_member_that_is_damaged_at_its_start_is_broken_not_empty(self, folder):
         whole = bytearray(zipped({"a.json": TRACE, "b.json": TRACE}))
