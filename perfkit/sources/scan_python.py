@@ -25,13 +25,13 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 _NON_FINITE = re.compile(r"-?(nan|inf(inity)?)", re.IGNORECASE)
 _NUMBER_TEXT = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([-+]?[0-9]+))?\Z")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_ESCAPED = r'(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*'
-_STRING = re.compile(f'"{_ESCAPED}"')
-_STRING_PREFIX = re.compile(rf'"{_ESCAPED}(?:\\(?:u[0-9a-fA-F]{{0,3}})?)?')
+_WITHOUT_ESCAPE = re.compile(r'[^"\\]*')
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_ESCAPE_PREFIX = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _WORDS = r"true|false|null|(?i:-?(?:nan|inf(?:inity)?))"
-_SCALAR = re.compile(rf"{_STRING.pattern}|{_WORDS}|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_SCALAR = re.compile(rf"{_WORDS}|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _SCALAR_PREFIX = re.compile(
-    rf"{_STRING_PREFIX.pattern}|-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|(?:0|[1-9][0-9]*)(?:\.[0-9]+)?[eE][-+]?[0-9]*)?"
+    r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|(?:0|[1-9][0-9]*)(?:\.[0-9]+)?[eE][-+]?[0-9]*)?"
     r"|t(?:ru?)?|f(?:a(?:ls?)?)?|n(?:ul?)?"
     r"|(?i:-?(?:n(?:an?)?|i(?:n(?:f(?:i(?:n(?:it?)?)?)?)?)?))"
 )
@@ -164,14 +164,35 @@ def _why_broken(text: str, position: int) -> Status:
             position, expect = position + 1, "first key" if char == "{" else "first"
         elif expect in ("value", "first", "key", "first key"):
             is_key = expect in ("key", "first key")
-            if (_STRING_PREFIX if is_key else _SCALAR_PREFIX).fullmatch(text, position):
+            if char == '"':
+                end = _string_end(text, position)
+            elif not is_key and _SCALAR_PREFIX.fullmatch(text, position):
                 return Status.MORE
-            token = (_STRING if is_key else _SCALAR).match(text, position)
-            if token is None:
-                return Status.BAD
-            position, expect = token.end(), ":" if is_key else "after"
+            else:
+                token = None if is_key else _SCALAR.match(text, position)
+                end = token.end() if token else Status.BAD
+            if isinstance(end, Status):
+                return end
+            position, expect = end, ":" if is_key else "after"
         else:
             return Status.BAD
+
+
+def _string_end(text: str, position: int) -> int | Status:
+    """Return where a string ends. Not one pattern for all of it: that would remember every escape of a huge one."""
+    from perfkit.sources.scan import Status
+
+    position += 1
+    while True:
+        position = _WITHOUT_ESCAPE.match(text, position).end()  # type: ignore[union-attr]  # matches the empty string
+        if position == len(text):
+            return Status.MORE
+        if text[position] == '"':
+            return position + 1
+        escape = _ESCAPE.match(text, position)
+        if escape is None:
+            return Status.MORE if _ESCAPE_PREFIX.fullmatch(text, position) else Status.BAD
+        position = escape.end()
 
 
 def canonical(value: Any) -> str:

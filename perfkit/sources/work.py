@@ -170,7 +170,11 @@ def _ingest_in_order(work: GroupWork, results: list[InputResult]) -> Iterator[No
             ]
         except PerfkitError as error:
             result.error = error
-        except (OSError, pa.ArrowException, MemoryError) as error:
+        except MemoryError:
+            result.error = InputError(
+                "takes more memory than there is", path=item.input.path, next_step="use fewer --workers"
+            )
+        except (OSError, pa.ArrowException) as error:
             result.error = InputError(
                 f"{type(error).__name__}: {error}", path=item.input.path, next_step="the other files are not affected"
             )

@@ -14,6 +14,12 @@ from hypothesis import strategies as st
 from perfkit.sources import scan
 from perfkit.sources.kineto_fields import PLAN, PLAN_WITH_ARGS
 from perfkit.sources.scan import Kind, Plan, Status, scan_chunk
+from tests.conftest import IN_CI
+
+
+def test_where_ci_runs_the_scanner_is_compiled():
+    assert scan.have_c_scanner() or not IN_CI
+
 
 needs_c = pytest.mark.skipif(not scan.have_c_scanner(), reason="the C scanner was not built")
 
@@ -164,6 +170,10 @@ def test_args_of_counters_and_metadata_are_kept_whole(one):
         ('{"ts": 1}, {"name": "\\x"}', Status.BAD, 1),
         ('{"ts": 1}, {"name": "\\u12', Status.MORE, 1),
         ('{"ts": 1}, {"a": tru', Status.MORE, 1),
+        ('{"ts": 1}, {"name": "a\\', Status.MORE, 1),
+        ('{"ts": 1}, {"na\\"me', Status.MORE, 1),
+        ('{"ts": 1}, {"name": "a\\x', Status.BAD, 1),
+        ('{"ts": 1}, {1: 2', Status.BAD, 1),
         ('{"ts": 1}, {"a": trux', Status.BAD, 1),
         ('{"ts": 1}, 5, "text", [1], null, {"ts": 2}', Status.OK, 2),
         ('{"ts": 1}, {"a": ' + "[" * 200 + "]" * 200 + "}", Status.DEEP, 1),
