@@ -10,6 +10,7 @@ import gzip
 import json
 import re
 import tarfile
+from collections.abc import Callable
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,6 @@ import pytest
 from perfkit.errors import InputError
 from perfkit.sources import kineto, scan
 from perfkit.sources.base import Input, ReadOptions
-from perfkit.sources.kineto_fields import ARGS_OF_SIDE_TABLES
-from perfkit.sources.scan import Kind
 from tests.conftest import real_traces
 
 ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "gpu_user_annotation", "cuda_sync"}
@@ -99,14 +98,101 @@ def first_of(args: dict[str, Any], *keys: str) -> Any:
     return next((args[key] for key in keys if key in args), None)
 
 
-CONVERT = {
-    Kind.I64: as_int,
-    Kind.U64: lambda value: value,
-    Kind.F64: lambda value: None if value is None else float(value),
-    Kind.BOOL: lambda value: value,
-    Kind.TEXT: as_text,
-    Kind.JSON: lambda value: None if value is None else plain_json(value),
+def as_unsigned(value: Any) -> int | None:
+    return value
+
+
+def as_float(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def as_bool(value: Any) -> bool | None:
+    return value
+
+
+def as_json(value: Any) -> str | None:
+    return None if value is None else plain_json(value)
+
+
+SIDE_TABLES: dict[str, dict[str, tuple[str, Callable[[Any], Any]]]] = {
+    "kernels_meta": {
+        "context": ("context", as_int),
+        "grid": ("grid", as_json),
+        "block": ("block", as_json),
+        "registers per thread": ("registers_per_thread", as_int),
+        "shared memory": ("shared_memory_bytes", as_int),
+        "blocks per SM": ("blocks_per_sm", as_float),
+        "warps per SM": ("warps_per_sm", as_float),
+        "est. achieved occupancy %": ("occupancy_pct", as_float),
+        "queued": ("queued", as_int),
+        "graph id": ("graph_id", as_int),
+        "graph node id": ("graph_node_id", as_int),
+        "memory bandwidth (GB/s)": ("bandwidth_gbps", as_float),
+        "kind": ("kind", as_text),
+        "fromDevice": ("from_device", as_int),
+        "toDevice": ("to_device", as_int),
+    },
+    "ops": {
+        "Input Dims": ("input_dims", as_json),
+        "Input dims": ("input_dims", as_json),
+        "Input type": ("input_types", as_json),
+        "Input Strides": ("input_strides", as_json),
+        "Concrete Inputs": ("concrete_inputs", as_json),
+        "Output dims": ("output_dims", as_json),
+        "Output Dims": ("output_dims", as_json),
+        "Sequence number": ("sequence_number", as_int),
+        "Fwd thread id": ("fwd_thread_id", as_int),
+        "Record function id": ("record_function_id", as_int),
+        "Call stack": ("call_stack", as_text),
+        "Module Hierarchy": ("module_hierarchy", as_text),
+        "python_caller_id": ("python_caller_id", as_int),
+        "Python module id": ("python_module_id", as_int),
+        "kernel_backend": ("kernel_backend", as_text),
+        "kernel_name": ("kernel_name", as_text),
+        "kernel_file": ("kernel_file", as_text),
+        "kernel_hash": ("kernel_hash", as_text),
+        "kernel_kwargs": ("kernel_kwargs", as_text),
+        "num_warps": ("num_warps", as_int),
+        "num_stages": ("num_stages", as_int),
+    },
+    "collective_args": {
+        "Collective name": ("collective", as_text),
+        "dtype": ("dtype", as_text),
+        "In msg nelems": ("in_nelems", as_int),
+        "Out msg nelems": ("out_nelems", as_int),
+        "In split size": ("in_split", as_text),
+        "Out split size": ("out_split", as_text),
+        "Process Group Name": ("group_name", as_text),
+        "Process Group Description": ("group_desc", as_text),
+        "Process Group Ranks": ("group_ranks", as_text),
+        "Process Group ID": ("group_id", as_int),
+        "Group size": ("group_size", as_int),
+        "Rank": ("group_rank", as_int),
+        "Comms Id": ("comm_id", as_unsigned),
+        "Seq": ("seq", as_int),
+        "Src Rank": ("src_rank", as_int),
+        "Dst Rank": ("dst_rank", as_int),
+        "Root Rank": ("root_rank", as_int),
+        "Global rank start": ("global_rank_start", as_int),
+        "Global rank stride": ("global_rank_stride", as_int),
+        "Is Async": ("is_async", as_bool),
+        "Is asynchronized op": ("is_async", as_bool),
+    },
+    "syncs": {
+        "cuda_sync_kind": ("kind", as_text),
+        "wait_on_stream": ("wait_on_stream", as_int),
+        "wait_on_cuda_event_record_corr_id": ("wait_on_event_correlation", as_int),
+        "wait_on_cuda_event_id": ("wait_on_event_id", as_int),
+    },
+    "memory": {
+        "Addr": ("address", as_unsigned),
+        "Device Type": ("device_type", as_int),
+        "Device Id": ("device", as_int),
+        "Total Allocated": ("allocated_bytes", as_int),
+        "Total Reserved": ("reserved_bytes", as_int),
+    },
 }
+"""Which argument becomes which column, written down once more: a mistake in the reader's own list would hide itself."""
 
 
 def expected_events(events: list[dict[str, Any]], base_ns: int) -> list[dict[str, Any]]:
@@ -149,14 +235,13 @@ def expected_events(events: list[dict[str, Any]], base_ns: int) -> list[dict[str
 
 
 def expected_side(events: list[dict[str, Any]], table: str) -> list[dict[str, Any]]:
-    keys = ARGS_OF_SIDE_TABLES[table]
     rows = []
     for number, event in enumerate(events):
         args = event.get("args") if isinstance(event.get("args"), dict) else {}
         values = {}
-        for key, (column, kind) in keys.items():
-            if key in args and CONVERT[kind](args[key]) is not None:
-                values[column] = CONVERT[kind](args[key])
+        for key, (column, convert) in SIDE_TABLES[table].items():
+            if key in args and convert(args[key]) is not None:
+                values[column] = convert(args[key])
         if not values:
             continue
         for column in ("grid", "block"):
@@ -166,6 +251,72 @@ def expected_side(events: list[dict[str, Any]], table: str) -> list[dict[str, An
                 values.update({f"{column}_{axis}": triple[i] for i, axis in enumerate("xyz")})
         rows.append({"event_id": number, **values})
     return rows
+
+
+def expected_tracks(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    rows = []
+    for event in events:
+        if event.get("ph") != "M" or event.get("name") is None:
+            continue
+        args = event.get("args") or {}
+        value = first_of(args, "name", "labels", "sort_index")
+        of_process = event["name"].startswith("process_")
+        texts = [as_text(event.get(key)) for key in ("pid", "tid") if as_int(event.get(key)) is None]
+        rows.append(
+            {
+                "pid": as_int(event.get("pid")),
+                "tid": None if of_process else as_int(event.get("tid")),
+                "track": "/".join(text for text in texts if text) or None,
+                "key": event["name"],
+                "value": value if isinstance(value, str) or value is None else plain_json(value),
+            }
+        )
+    return rows
+
+
+def expected_counters(events: list[dict[str, Any]], base_ns: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "device": as_int(event["args"].get("device")),
+            "time_ns": as_ns(event["ts"]) + base_ns,
+            "name": event["name"],
+            "series": series,
+            "value": float(value),
+        }
+        for event in events
+        if event.get("ph") == "C"
+        for series, value in event.get("args", {}).items()
+        if isinstance(value, (int, Decimal)) and not isinstance(value, bool)
+    ]
+
+
+def expected_devices(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "device": device["id"],
+            "name": device["name"] or None,
+            "memory_bytes": device.get("totalGlobalMem"),
+            "num_sms": device.get("numSms"),
+            "compute_major": device.get("computeMajor"),
+            "compute_minor": device.get("computeMinor"),
+            "properties": json.dumps(device),
+        }
+        for device in document.get("deviceProperties", [])
+    ]
+
+
+def expected_groups(document: dict[str, Any]) -> list[dict[str, Any]]:
+    groups = document.get("distributedInfo", {}).get("pg_config", [])
+    return [
+        {
+            "name": group["pg_name"],
+            "desc": group.get("pg_desc") or None,
+            "backend": group.get("backend_config") or group.get("backend"),
+            "size": group.get("pg_size", group.get("group_size")),
+            "ranks": group.get("ranks"),
+        }
+        for group in (json.loads(groups) if isinstance(groups, str) else groups)
+    ]
 
 
 def read_all(path: Path, *, scanner: str = "auto") -> dict[str, pa.Table]:
@@ -191,8 +342,11 @@ def check_file(path: Path, *, scanner: str = "auto") -> None:
     have = tables["events"]
     for column in expected[0]:
         assert have[column].to_pylist() == [row[column] for row in expected], column
-    for table in ARGS_OF_SIDE_TABLES:
-        rows = expected_side(events, table)
+    document = document if isinstance(document, dict) else {}
+    rows_of = {table: expected_side(events, table) for table in SIDE_TABLES}
+    rows_of |= {"tracks": expected_tracks(events), "counters": expected_counters(events, base_ns)}
+    rows_of |= {"device_info": expected_devices(document), "process_groups": expected_groups(document)}
+    for table, rows in rows_of.items():
         if not rows:
             assert table not in tables or not len(tables[table])
             continue
