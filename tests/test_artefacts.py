@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import json
 import subprocess
 import sys
 import tarfile
@@ -67,6 +68,28 @@ def test_the_metadata_names_the_licence_and_no_host(wheel):
     assert set(head.get_all("Provides-Extra")) == {"train", "dashboard", "hta", "ray", "s3", "test", "all"}
     assert head["Project-URL"] is None
     assert head["Description-Content-Type"] == "text/markdown"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_oldest_versions_that_pyproject_allows_read_write_and_analyze(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        needed = email.message_from_bytes(archive.read(metadata)).get_all("Requires-Dist")
+    oldest = [text.replace(">=", "==") for text in needed if ";" not in text]
+    assert len(oldest) == 6
+    venv.create(tmp_path / "venv", with_pip=True)
+    install = [str(tmp_path / "venv/bin/pip"), "install", "--quiet", "--only-binary=:all:", *oldest, str(wheel)]
+    done = subprocess.run(install, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    trace = str(ROOT / "sample_traces/simulated_h100")
+    for command in (["ingest", trace, "--store", "s", "--run", "r"], ["analyze", "r", "--store", "s"]):
+        done = subprocess.run(
+            [str(tmp_path / "venv/bin/perfkit"), *command, "--format", "json"],
+            cwd=tmp_path, capture_output=True, text=True,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(done.stdout)["schema_version"] == 1
 
 
 @pytest.mark.slow
