@@ -182,7 +182,8 @@ def ingest(
         early = LocalEngine(cpus)
         if not committed and not (workers is None and _is_small(found.inputs)):
             hired.enter_context(early.hired(ingest_group, len(found.inputs)))
-        if not committed and len(found.inputs) == 1 and cpus > 1:  # then nothing below needs to know it before the end
+        is_new = not committed and not held.unreadable
+        if is_new and len(found.inputs) == 1 and cpus > 1:  # then nothing below needs to know it before the end
             beside = hired.enter_context(ThreadPoolExecutor(1))
             found.inputs = [identified_beside(found.inputs[0], beside, limits)]
         else:
@@ -203,7 +204,8 @@ def ingest(
         small = workers is None and _is_small(fresh)
         runner = engine or (LocalEngine(1) if small else early)
         options = dataclasses.replace(options, threads=min(cpus, 4) if small else max(1, cpus // max(1, len(groups))))
-        progress = _Progress([*fresh, *(item.input for item in again)], on_progress)
+        replaced = (item.input for item in (*again, *(item for item, _ in changed)))
+        progress = _Progress([*(input for input, _ in peeked), *replaced], on_progress)
         works = [_work(report, group, committed, options) for group in groups]
         works += [_work(report, [item], committed, options, replacing=known[item.input.fingerprint]) for item in again]
         works += [_work(report, [item], committed, options, replacing=old, new=True) for item, old in changed]
