@@ -290,7 +290,8 @@ def _commit(reading: Reading, writers: Sequence[SegmentWriter], item: PlannedInp
             info.note("rank_from_file_name", 1, f"rank {planned.rank} was taken from the file name")
         elif planned.rank_source == "assigned" and info.rank is None:
             info.note("rank_assigned", 1, f"the source names no rank; perfkit assigned {planned.rank}")
-        elif other := next((t for t in covered if t.rank == planned.rank and t.is_assigned), None):
+        other = next((t for t in covered if t.rank == planned.rank and t.is_assigned), None)
+        if other and info.rank is not None:
             info.note(
                 "rank_shared", 1, f"{other.path} names no rank and was given {planned.rank} before: is it this one?"
             )

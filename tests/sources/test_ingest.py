@@ -531,11 +531,11 @@ class TestReplaceIsSureOfWhatItReplaces:
         assert len(events(tmp_path / "s")) == 8
 
 
-def test_a_rank_that_was_assigned_before_and_is_named_now_is_said(tmp_path):
+@pytest.mark.parametrize(("name", "rank"), [("b.json", 0), ("rank0.json", None)])
+def test_a_rank_that_was_assigned_before_and_is_named_now_is_said(tmp_path, name, rank):
     ingest(write(tmp_path / "a.json", trace(None)), store=tmp_path / "s")
-    done = ingest(write(tmp_path / "b.json", trace(0, start=500)), store=tmp_path / "s")
-    (note,) = done.files[0].notes
-    assert note["kind"] == "rank_shared"
+    done = ingest(write(tmp_path / name, trace(rank, start=500)), store=tmp_path / "s")
+    (note,) = (note for note in done.files[0].notes if note["kind"] == "rank_shared")
     assert "a.json names no rank and was given 0 before" in note["detail"]
     refused = reasons(ingest(write(tmp_path / "c.json", trace(0)), store=tmp_path / "s"))
     assert "is of rank 0, which" in refused
