@@ -24,7 +24,7 @@ from perfkit.errors import StoreError, UsageError
 from perfkit.schema import RUNS, SCHEMA_VERSION, TABLES, TableSchema, table_from_rows
 from perfkit.store import layout, upkeep
 from perfkit.store.catalog import Catalog, Held, Which
-from perfkit.store.commits import Commit, RunSummary, sealed, summarise
+from perfkit.store.commits import Commit, DamagedCommit, RunSummary, sealed, summarise
 from perfkit.store.files import Files
 from perfkit.store.filesystems import is_remote
 from perfkit.store.layout import RunKey
@@ -340,9 +340,9 @@ class Store:
 
     def damaged(
         self, cluster: str | None = None, run: str | None = None, attempt: int | None = None
-    ) -> list[StoreError]:
+    ) -> list[DamagedCommit]:
         """Return the manifests that cannot be read, each as the error that reading would raise."""
-        return list(self._catalog.damaged(Which(cluster, run, attempt)))
+        return self._catalog.damaged(Which(cluster, run, attempt))
 
     def migrate(self, *, on_damage: Callable[[StoreError], None] | None = None) -> int:
         """Rewrite everything of an older schema version, and return how many segments and files changed."""
