@@ -233,10 +233,10 @@ def ingest(
             if any(file.status == "ingested" for file in report.files):  # else it is there, or can be derived
                 report.rejected.append(InputError(error.message, path=report.store, next_step=error.next_step))
     if held.unreadable:
-        for error in lake.damaged(report.cluster, report.run, attempt):
-            path = f"{report.store}/{error.commit_path}"
-            what = error.message.removeprefix(f"{path}: ")
-            report.rejected.append(InputError(what, path=path, next_step=error.next_step))
+        for broken in lake.damaged(report.cluster, report.run, attempt):
+            path = f"{report.store}/{broken.commit_path}"
+            what = broken.message.removeprefix(f"{path}: ")
+            report.rejected.append(InputError(what, path=path, next_step=broken.next_step))
     if report.full:
         report.rejected.append(_full_store(report, len(found.inputs)))
     report.files.sort(key=lambda file: file.path)
