@@ -219,6 +219,13 @@ def _scaled_integer(number: re.Match[str], scale: int, *, exact: bool) -> tuple[
     return (-value if sign else value), False
 
 
+def integer_of(text: str) -> int | None:
+    """Return the integer of 64 bits that a number or the text of one means, from its digits; None if it is another."""
+    digits = _NUMBER_TEXT.match(text)
+    number = _scaled_integer(digits, 0, exact=True)[0] if digits else None
+    return number if number is not None and -(2**63) <= number < 2**63 else None
+
+
 class _Rows:
     """Columns under construction, as Python lists."""
 
@@ -283,7 +290,7 @@ class _Rows:
         self._forget(group, column)
         if kind == Kind.INT_OR_TEXT:
             self._forget(group, column + 1)
-            number = self._integer(value)
+            number = integer_of(value) if isinstance(value, str) else None
             if number is not None:
                 self._put(group, column, number)
             elif value is not None:
@@ -324,13 +331,6 @@ class _Rows:
                 self._put(group, column, number)
         else:
             self._count(self.mismatches, name)
-
-    def _integer(self, value: Any) -> int | None:
-        digits = _NUMBER_TEXT.match(value) if isinstance(value, str) else None
-        if digits is None:
-            return None
-        number, _ = _scaled_integer(digits, 0, exact=True)
-        return number if number is not None and -(2**63) <= number < 2**63 else None
 
     def _count(self, counts: dict[str, int], name: str) -> None:
         counts[name] = counts.get(name, 0) + 1

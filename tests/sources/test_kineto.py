@@ -61,6 +61,60 @@ def test_a_misleading_base_time_in_the_tail_does_not_count(tmp_path):
     assert tables["events"][0]["start_ns"] == 1000
 
 
+def based(path: Path, base: str, *, first: bool = True, ts: str = "1.5") -> Path:
+    """Write a trace of one event whose base time is spelled as given."""
+    event = json.dumps(op()).replace('"ts": 1.0', f'"ts": {ts}')
+    members = [f'"baseTimeNanoseconds": {base}', f'"traceEvents": [{event}]']
+    return write(path, "{" + ", ".join(members if first else reversed(members)) + "}")
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    "base", ["1700000000000000001.0", "1.700000000000000001e18", '"1700000000000000001"', "17000000000000000010E-1"]
+)
+def test_a_base_time_is_taken_from_its_digits_however_it_is_spelled(tmp_path, base, first):
+    tables, info = read(based(tmp_path / "t.json", base, first=first))
+    assert tables["events"][0]["start_ns"] == 1700000000000001501
+    assert counts(info) == {}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    "base",
+    [
+        "1.5",
+        '"soon"',
+        "true",
+        "[1700000000000000000]",
+        "NaN",
+        "9999999999999999999",
+        "1" + "0" * 31,
+        "9" * 5000,
+        "1e99",
+    ],
+)
+def test_what_is_no_base_time_is_quoted_and_costs_no_event(tmp_path, base, first):
+    tables, info = read(based(tmp_path / "t.json", base, first=first))
+    assert tables["events"][0]["start_ns"] == 1500
+    assert info.oddities["no_base_time"].detail.startswith(f"baseTimeNanoseconds is {base[:39]}")
+    assert counts(info) == {"no_base_time": 1}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_base_time_of_null_is_none(tmp_path, first):
+    _, info = read(based(tmp_path / "t.json", "null", first=first))
+    assert info.oddities["no_base_time"].detail == "timestamps are relative and the file does not say to what"
+
+
+@pytest.mark.parametrize("scanner", ["auto", "python"])
+def test_a_time_that_the_base_carries_beyond_64_bits_is_null_and_counted(tmp_path, scanner):
+    tables, info = read(based(tmp_path / "t.json", str(2**63 - 1501)), scanner=scanner)
+    assert (tables["events"][0]["start_ns"], info.end_ns) == (2**63 - 1, 2**63 - 1)
+    tables, info = read(based(tmp_path / "t.json", str(2**63 - 1500)), scanner=scanner)
+    assert tables["events"][0]["start_ns"] is None
+    assert counts(info) == {"time_out_of_range": 1}
+
+
 def test_relative_times_without_a_base_are_said_so(tmp_path):
     _, info = read(write(tmp_path / "t.json", document(op(ts=5))))
     assert counts(info) == {"no_base_time": 1}
