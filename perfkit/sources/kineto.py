@@ -16,6 +16,7 @@ guess: if the keys say otherwise in the end, `RereadNeeded` tells the caller to 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -32,7 +33,7 @@ from perfkit.arrays import constant, to_numpy, valid_mask
 from perfkit.errors import InputError
 from perfkit.sources.base import Chunk, Input, PartInfo, ReadOptions
 from perfkit.sources.inputs import shown_path
-from perfkit.sources.json_stream import TraceWalk, Written
+from perfkit.sources.json_stream import DECODER, TraceWalk, Written
 from perfkit.sources.kineto_fields import PLAN, PLAN_WITH_ARGS
 from perfkit.sources.kineto_tables import EventPairs, Piece, make_piece, meta_rows
 from perfkit.sources.scan_python import integer_of
@@ -172,8 +173,8 @@ class KinetoReading:
         held: dict[str, list[pa.Table]] = {}
         num_rows = 0
         for piece in pieces:
-            for kind, (count, detail) in piece.oddities.items():
-                info.note(kind, count, detail)
+            for kind, odd in piece.oddities.items():
+                info.note(kind, odd.number, odd.detail)
             events = piece.tables.pop("events")
             if piece.has_pairs:
                 events = pairs.match(events, info)
@@ -300,7 +301,7 @@ def rank_in_name(path: str) -> int | None:
 
 
 def _metadata_chunks(keys: dict[str, Any], info: PartInfo) -> Iterator[Chunk]:
-    devices = [row for row in _as_list(keys.get("deviceProperties")) if isinstance(row, dict)]
+    devices = [row for row in _as_list(keys.get("deviceProperties")) or [] if isinstance(row, dict)]
     rows: list[dict[str, object]] = []
     for device in devices:
         number = _int(device.get("id"))
@@ -316,39 +317,48 @@ def _metadata_chunks(keys: dict[str, Any], info: PartInfo) -> Iterator[Chunk]:
                 "num_sms": _int(device.get("numSms")),
                 "compute_major": _int(device.get("computeMajor")),
                 "compute_minor": _int(device.get("computeMinor")),
-                "properties": json.dumps(device),
+                "properties": json.dumps(_finite(device)),
             }
         )
     if rows:
         yield Chunk(0, "device_info", meta_rows(schema.DEVICE_INFO, rows))
     distributed = keys.get("distributedInfo")
-    groups = _as_list(distributed.get("pg_config")) if isinstance(distributed, dict) else []
+    groups = (_as_list(distributed.get("pg_config")) or []) if isinstance(distributed, dict) else []
     rows = []
     for group in groups:
         if not isinstance(group, dict) or group.get("pg_name") is None:
             continue
-        ranks = group.get("ranks")
-        whole = isinstance(ranks, list) and all(_int(rank) is not None for rank in ranks)
+        listed = _as_list(group.get("ranks"))
+        ranks = None if listed is None else [_rank(rank) for rank in listed]
         rows.append(
             {
                 "name": str(group["pg_name"]),
                 "desc": _text(group.get("pg_desc")),
                 "backend": _text(group.get("backend_config") or group.get("backend")),
-                "size": _int(group.get("pg_size", group.get("group_size"))),
-                "ranks": ranks if whole else None,
+                "size": _rank(group.get("pg_size", group.get("group_size"))),
+                "ranks": None if ranks is None or None in ranks else ranks,
             }
         )
     if rows:
         yield Chunk(0, "process_groups", meta_rows(schema.PROCESS_GROUPS, rows))
 
 
-def _as_list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any] | None:
     if isinstance(value, str):  # some writers put JSON text here
         try:
-            value = json.loads(value)
+            value = DECODER.decode(value)
         except (json.JSONDecodeError, RecursionError):
-            return []
-    return value if isinstance(value, list) else []
+            return None
+    return value if isinstance(value, list) else None
+
+
+def _finite(value: Any) -> Any:
+    """Replace by null what JSON has no number for."""
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _text(value: Any) -> str | None:

@@ -11,10 +11,11 @@ because here a null can still be told from a value that did not fit.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +28,20 @@ from perfkit.arrays import codes_of, dictionary, from_list, from_numpy, nulls, o
 from perfkit.sources.base import PartInfo
 from perfkit.sources.kineto_fields import SIDE_TABLES
 from perfkit.sources.scan import Columns, ScanResult
+from perfkit.sources.scan_python import NUMBER_TEXT
 
 ON_DEVICE = ("compute", "communication", "memcpy", "memset", "sync", "device_range")
 """Classes whose pid and tid are the device and the stream."""
 OLD_PROCESSES = {"CPU functions", "CUDA functions"}
 """Of PyTorch before 1.8, which wrote no categories. The threads of the second are devices."""
+
+
+class Odd(NamedTuple):
+    """How often a kind of oddity occurs in a chunk, and its first case: the same wherever a scanner cuts chunks."""
+
+    number: int
+    detail: str
+    first: int
 
 
 @dataclass(slots=True)
@@ -41,7 +51,7 @@ class Piece:
     tables: dict[str, pa.Table]
     has_pairs: bool = False
     """There are B or E events to match."""
-    oddities: dict[str, tuple[int, str]] = field(default_factory=dict)
+    oddities: dict[str, Odd] = field(default_factory=dict)
 
 
 def make_piece(result: ScanResult, first: int) -> Piece:
@@ -54,17 +64,17 @@ def make_piece(result: ScanResult, first: int) -> Piece:
     collective = np.zeros(result.num_events, bool)
     for name, batch in zip(SIDE_TABLES, columns.groups[1:], strict=True):
         if batch.num_rows:
-            piece.tables[name] = _side_table(name, batch, first)
+            piece.tables[name] = _side_table(name, batch, first, piece)
             if name == "collective_args":
                 collective[to_numpy(batch["event"])[valid_mask(batch["collective"])]] = True
     events = _events(scanned, first, collective, piece)
+    if "C" in phases:
+        piece.tables["counters"] = _counters(scanned, events, piece)
     if "M" in phases:
         is_meta = _has_phase(scanned["ph"], "M")
         chosen = from_numpy(is_meta)
         piece.tables["tracks"] = _tracks(scanned.filter(chosen), events.filter(chosen))
         events = _without(events, is_meta)
-    if "C" in phases:
-        piece.tables["counters"] = _counters(scanned)
     _note_missing(piece, events, columns)
     piece.has_pairs = "B" in phases or "E" in phases
     piece.tables["events"] = events
@@ -93,13 +103,6 @@ def _events(scanned: pa.RecordBatch, first: int, collective: npt.NDArray[np.bool
     on_device = lookup[codes_of(classes)]
     device = _where_null(scanned["device"], on_device, scanned["tid" if is_old else "pid"])
     stream = _where_null(scanned["stream"], on_device, scanned["tid"])
-    duration = scanned["dur"]
-    smallest = pc.min(duration).as_py()
-    if smallest is not None and smallest < 0:
-        values, known = to_numpy(duration), valid_mask(duration)
-        negative = known & (values < 0)
-        piece.oddities["negative_dur"] = (int(negative.sum()), f"the smallest is {smallest} ns")
-        duration = from_numpy(values, known & ~negative)
     arrays = {
         "event_id": from_numpy(np.arange(first, first + scanned.num_rows)),
         "phase": scanned["ph"],
@@ -107,7 +110,7 @@ def _events(scanned: pa.RecordBatch, first: int, collective: npt.NDArray[np.bool
         "class": classes,
         "name": scanned["name"],
         "start_ns": scanned["ts"],
-        "dur_ns": duration,
+        "dur_ns": _durations(scanned, piece),
         "device": _to_int32(device, piece),
         "stream": stream,
         "pid": scanned["pid"],
@@ -123,6 +126,19 @@ def _events(scanned: pa.RecordBatch, first: int, collective: npt.NDArray[np.bool
     if "unknown_args" in scanned.schema.names:
         arrays["args"] = scanned["unknown_args"]
     return pa.table(arrays)
+
+
+def _durations(scanned: pa.RecordBatch, piece: Piece) -> pa.Array:
+    """Durations of X events. B and E get theirs when they meet, and what others carry means nothing."""
+    values, known = to_numpy(scanned["dur"]), valid_mask(scanned["dur"])
+    interval = _has_phase(scanned["ph"], "X")
+    stray, negative = known & ~interval, known & interval & (values < 0)
+    if not stray.any() and not negative.any():
+        return scanned["dur"]
+    _add(piece, "not_read", stray, "dur of an event that is not X")
+    if negative.any():
+        _add(piece, "negative_dur", negative, f"the first is {values[negative][0]} ns")
+    return from_numpy(values, known & interval & ~negative)
 
 
 def _processes_as_categories(scanned: pa.RecordBatch) -> pa.DictionaryArray:
@@ -152,7 +168,7 @@ def _to_int32(values: pa.Array, piece: Piece) -> pa.Array:
     numbers, known = to_numpy(values), valid_mask(values)
     narrow = numbers.astype(np.int32)
     misfits = known & (narrow != numbers)
-    _add(piece, "integer_out_of_range", int(misfits.sum()), "device")
+    _add(piece, "integer_out_of_range", misfits, "first in column device")
     return from_numpy(narrow, known & ~misfits)
 
 
@@ -171,12 +187,12 @@ def _track(pid: pa.DictionaryArray, tid: pa.DictionaryArray) -> pa.Array:
     return dictionary(codes.astype(np.int32), from_list(texts, pa.utf8()), named[codes])
 
 
-def _side_table(name: str, batch: pa.RecordBatch, first: int) -> pa.Table:
+def _side_table(name: str, batch: pa.RecordBatch, first: int, piece: Piece) -> pa.Table:
     event_id = from_numpy(to_numpy(batch["event"]) + first)
     table = pa.table([event_id, *batch.columns[1:]], names=["event_id", *batch.schema.names[1:]])
     if name == "kernels_meta":
         for column in ("grid", "block"):
-            for axis, values in zip("xyz", _three_integers(batch[column]), strict=True):
+            for axis, values in zip("xyz", _three_integers(batch, column, piece), strict=True):
                 table = table.append_column(f"{column}_{axis}", values)
         table = table.drop_columns(["grid", "block"])
     return table
@@ -184,27 +200,37 @@ def _side_table(name: str, batch: pa.RecordBatch, first: int) -> pa.Table:
 
 _DECODER = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) < 30 else None)
 """Python refuses to read an integer of thousands of digits; here it is none that a column could hold."""
+_FLOATS = json.JSONDecoder(parse_int=float)
 
 
-def _parsed(texts: pa.DictionaryArray) -> list[Any]:
+def _parsed(texts: pa.DictionaryArray, decoder: json.JSONDecoder = _DECODER) -> list[Any]:
     """Each distinct text of a JSON column as a value: one call for all is several times faster than one for each."""
-    return list(_DECODER.decode(f"[{','.join(texts.dictionary.to_pylist())}]"))
+    return list(decoder.decode(f"[{','.join(texts.dictionary.to_pylist())}]"))
 
 
 @lru_cache(maxsize=65_536)
-def _three(text: str) -> tuple[int | None, ...]:
+def _three(text: str) -> tuple[int | None, ...] | None:
+    """Up to three integers in brackets; None if the text is anything else."""
     try:
-        value: Any = [int(part) for part in text[1:-1].split(",")]
+        value: Any = [int(part) for part in text[1:-1].split(",")] if text[0] == "[" else None
     except ValueError:
         value = _DECODER.decode(text)
     whole = isinstance(value, list) and len(value) <= 3 and all(type(v) is int and abs(v) < 2**63 for v in value)
-    return (*value, None, None, None)[:3] if whole else (None, None, None)
+    return (*value, None, None, None)[:3] if whole else None
 
 
-def _three_integers(texts: pa.DictionaryArray) -> list[pa.Array]:
+def _three_integers(batch: pa.RecordBatch, column: str, piece: Piece) -> list[pa.Array]:
     """`[x,y,z]` as three columns; each distinct text is parsed once."""
-    rows = [_three(text) for text in texts.dictionary.to_pylist()] or [(None, None, None)]
+    texts = batch[column]
+    words = texts.dictionary.to_pylist()
+    found = [_three(text) for text in words]
     codes = codes_of(texts)
+    if odd := [code for code, row in enumerate(found) if row is None]:
+        misfits = np.isin(codes, odd)
+        where = to_numpy(batch["event"])[misfits]
+        detail = f"{column} is not up to three integers, such as {words[codes[misfits.argmax()]][:40]}"
+        _add_at(piece, "type_mismatch", where, detail)
+    rows = [row or (None, None, None) for row in found] or [(None, None, None)]
     known = np.array([[value is not None for value in row] for row in rows])
     values = np.array([[value or 0 for value in row] for row in rows])
     return [from_numpy(values[codes, axis], known[codes, axis] & (codes >= 0)) for axis in range(3)]
@@ -233,16 +259,22 @@ def _meta_value(args: dict[str, Any]) -> str | None:
     return value if isinstance(value, str) or value is None else json.dumps(value)
 
 
-def _counters(scanned: pa.RecordBatch) -> pa.Table:
+def _counters(scanned: pa.RecordBatch, events: pa.Table, piece: Piece) -> pa.Table:
     """`C` events: one row per series in their args; each distinct args text is parsed once."""
-    rows = scanned.filter(from_numpy(_has_phase(scanned["ph"], "C")))
-    rows = rows.filter(pc.and_(pc.and_(rows["raw_args"].is_valid(), rows["ts"].is_valid()), rows["name"].is_valid()))
-    series: list[list[tuple[str, float]]] = []
-    for args in _parsed(rows["raw_args"]):
-        series.append([(key, float(v)) for key, v in args.items() if type(v) in (int, float) and abs(v) < 1e300])
+    chosen = _has_phase(scanned["ph"], "C")
+    for needed in ("raw_args", "ts", "name"):
+        chosen &= valid_mask(scanned[needed])
+    rows = scanned.filter(from_numpy(chosen))
+    device = one_chunk(events["device"]).filter(from_numpy(chosen))
+    series = [[(key, _finite(value)) for key, value in args.items()] for args in _parsed(rows["raw_args"], _FLOATS)]
     codes = to_numpy(rows["raw_args"].indices)
-    flat = [pair for pairs in series for pair in pairs]
-    sizes = np.array([len(pairs) for pairs in series], np.int64)
+    odd = np.array([sum(value is None for _, value in pairs) for pairs in series], np.int64)[codes]
+    if odd.any():
+        example = next(key for key, value in series[codes[np.flatnonzero(odd)[0]]] if value is None)
+        detail = f"series {example[:40]!r} of a counter is no number; the value has no row"
+        _add_at(piece, "type_mismatch", np.repeat(np.flatnonzero(chosen), odd), detail)
+    flat = [pair for pairs in series for pair in pairs if pair[1] is not None]
+    sizes = np.array([sum(value is not None for _, value in pairs) for pairs in series], np.int64)
     starts = np.cumsum(sizes) - sizes
     repeat = sizes[codes]
     row = np.repeat(np.arange(len(codes)), repeat)
@@ -250,7 +282,7 @@ def _counters(scanned: pa.RecordBatch) -> pa.Table:
     at, row = from_numpy(starts[codes][row] + within), from_numpy(row)
     return pa.table(
         {
-            "device": rows["device"].take(row).cast(pa.int32(), safe=False),
+            "device": device.take(row),
             "time_ns": rows["ts"].take(row),
             "name": rows["name"].take(row),
             "series": from_list([key for key, _ in flat], pa.utf8()).take(at),
@@ -259,43 +291,62 @@ def _counters(scanned: pa.RecordBatch) -> pa.Table:
     )
 
 
+def _finite(value: Any) -> float | None:
+    """Return a number, also one in quotes; None for anything else."""
+    is_number = isinstance(value, float) or (isinstance(value, str) and NUMBER_TEXT.match(value))
+    return float(value) if is_number and math.isfinite(float(value)) else None
+
+
 # ------------------------------------------------------------------ oddities
 
 
-def _add(piece: Piece, kind: str, count: int, detail: str) -> None:
-    have = piece.oddities.get(kind)
-    piece.oddities[kind] = (count, detail) if have is None else (have[0] + count, have[1])
+def _add(piece: Piece, kind: str, where: npt.NDArray[np.bool_], detail: str) -> None:
+    """Count the rows of a mask."""
+    _add_at(piece, kind, np.flatnonzero(where), detail)
+
+
+def _add_at(piece: Piece, kind: str, rows: npt.NDArray[np.int64], detail: str) -> None:
+    """Count rows, which are in order."""
+    if len(rows):
+        _put(piece, kind, Odd(len(rows), detail, int(rows[0])))
+
+
+def _put(piece: Piece, kind: str, odd: Odd) -> None:
+    """Count an oddity; the detail of the first in the file is kept."""
+    have = piece.oddities.get(kind, odd)
+    number = odd.number if have is odd else have.number + odd.number
+    piece.oddities[kind] = (odd if odd.first < have.first else have)._replace(number=number)
 
 
 def _note_misfits(piece: Piece, not_events: int, columns: Columns) -> None:
     if not_events:
-        _add(piece, "not_an_event", not_events, "traceEvents has elements that are not objects; skipped")
-    for column, count in columns.mismatches.items():
-        kind = "time_out_of_range" if column in ("ts", "dur") else "type_mismatch"
-        _add(piece, kind, count, f"first in column {column}")
-    for column, count in columns.out_of_range.items():
-        kind = "time_out_of_range" if column in ("ts", "dur") else "integer_out_of_range"
-        _add(piece, kind, count, f"first in column {column}")
+        _put(piece, "not_an_event", Odd(not_events, "traceEvents has elements that are not objects; skipped", 0))
+    for tallies, otherwise in ((columns.mismatches, "type_mismatch"), (columns.out_of_range, "integer_out_of_range")):
+        for column, tally in tallies.items():
+            kind = "time_out_of_range" if column in ("ts", "dur") else otherwise
+            _put(piece, kind, Odd(tally.number, f"first in column {column}", tally.first))
     for column in ("id", "device", "stream"):
         texts = columns.groups[0][f"{column}_text"]
         if texts.null_count < len(texts):
             example = texts.drop_null()[0].as_py()
-            _add(piece, "type_mismatch", len(texts) - texts.null_count, f"{column} is text, such as {example[:40]!r}")
+            _add(piece, "type_mismatch", valid_mask(texts), f"{column} is text, such as {example[:40]!r}")
 
 
 def _note_missing(piece: Piece, events: pa.Table, columns: Columns) -> None:
     def misfits(column: str) -> int:
-        return columns.mismatches.get(column, 0) + columns.out_of_range.get(column, 0)
+        return sum(
+            tallies[column].number for tallies in (columns.mismatches, columns.out_of_range) if column in tallies
+        )
 
     missing = events["start_ns"].null_count - misfits("ts")
     if missing > 0:
-        _add(piece, "missing_ts", missing, "kept with start_ns null")
+        _put(piece, "missing_ts", Odd(missing, "kept with start_ns null", 0))
     if events["dur_ns"].null_count:
         is_interval = _has_phase(one_chunk(events["phase"]), "X")
-        missing = int((is_interval & ~valid_mask(events["dur_ns"])).sum())
-        missing -= piece.oddities.get("negative_dur", (0, ""))[0] + misfits("dur")
+        missing = int((is_interval & ~valid_mask(events["dur_ns"])).sum()) - misfits("dur")
+        missing -= piece.oddities["negative_dur"].number if "negative_dur" in piece.oddities else 0
         if missing > 0:
-            _add(piece, "missing_dur", missing, "kept with dur_ns null")
+            _put(piece, "missing_dur", Odd(missing, "kept with dur_ns null", 0))
 
 
 # ------------------------------------------------------------------ B and E
