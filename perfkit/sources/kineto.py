@@ -169,30 +169,29 @@ class KinetoReading:
 
     def _gather(self, pieces: Iterable[Piece]) -> Iterator[Chunk]:
         """Collect pieces into chunks of about `rows_per_chunk` events."""
-        info, pairs = self.parts[0], EventPairs()
+        info = self.parts[0]
         held: dict[str, list[pa.Table]] = {}
         num_rows = 0
-        for piece in pieces:
-            for kind, odd in piece.oddities.items():
-                info.note(kind, odd.number, odd.detail)
-            events = piece.tables.pop("events")
-            if piece.has_pairs:
-                events = pairs.match(events, info)
+        for tables in self._paired(pieces):
+            events = tables.pop("events")
             info.num_events += len(events)
             info.see_times(*_time_range(events))
             num_rows += len(events)
-            for name, rows in {"events": events, **piece.tables}.items():  # the largest first
+            for name, rows in {"events": events, **tables}.items():  # the largest first
                 if len(rows):
                     held.setdefault(name, []).append(rows)
             if num_rows >= self.options.rows_per_chunk:
                 yield from _flush(held)
                 num_rows = 0
-        rest = pairs.finish(info)
-        if rest is not None:
-            info.num_events += len(rest)
-            info.see_times(*_time_range(rest))
-            held.setdefault("events", []).append(rest)
         yield from _flush(held)
+
+    def _paired(self, pieces: Iterable[Piece]) -> Iterator[dict[str, pa.Table]]:
+        info, pairs = self.parts[0], EventPairs()
+        for piece in pieces:
+            for kind, odd in piece.oddities.items():
+                info.note(kind, odd.number, odd.detail)
+            yield pairs.match(piece.tables, info) if piece.has_pairs else piece.tables
+        yield from pairs.finish(info)
 
 
 def _flush(held: dict[str, list[pa.Table]]) -> Iterator[Chunk]:

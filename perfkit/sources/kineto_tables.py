@@ -1,7 +1,7 @@
 """One scanned chunk of a Kineto trace to rows of perfkit's tables.
 
     make_piece(ScanResult, first)     -> Piece     pure
-    EventPairs().match(events, info)  -> events    B and E rows become one row each
+    EventPairs().match(tables, info)  -> tables    B and E rows become one row each
 
 Columns of numbers are taken over as they are; only the few that need meaning are computed: the class,
 the device and stream of device work that names neither, text tracks, grids. Oddities are counted here,
@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from perfkit.sources.scan_python import NUMBER_TEXT
 
 ON_DEVICE = ("compute", "communication", "memcpy", "memset", "sync", "device_range")
 """Classes whose pid and tid are the device and the stream."""
+Pairs: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 OLD_PROCESSES = {"CPU functions", "CUDA functions"}
 """Of PyTorch before 1.8, which wrote no categories. The threads of the second are devices."""
 
@@ -352,44 +353,197 @@ def _note_missing(piece: Piece, events: pa.Table, columns: Columns) -> None:
 # ------------------------------------------------------------------ B and E
 
 
+FILLED = (
+    "category", "name", "device", "stream", "correlation", "external_id", "python_id", "python_parent_id", "flow_id",
+    "bytes", "args",
+)  # fmt: skip
+"""Columns of `events` that an E may say for its B."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """B events of one chunk without an E so far, and their rows of the side tables."""
+
+    events: pa.Table
+    thread: npt.NDArray[np.int64]
+    threads: npt.NDArray[np.int64]
+    """Each once."""
+    side: dict[str, pa.Table]
+
+    def ended_by(self, thread: npt.NDArray[np.int64]) -> Pairs:
+        """Row numbers of (begin, end) pairs, where E events of these threads follow."""
+        if not np.isin(self.threads, thread).any():
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        is_begin = np.arange(len(self.thread) + len(thread)) < len(self.thread)
+        first, second = _nest(np.concatenate([self.thread, thread]), is_begin)
+        return first, second - len(self.thread)
+
+    def release(self, rows: npt.NDArray[np.int64], side: dict[str, pa.Table]) -> pa.Table:
+        """Give away events, and their rows of side tables to `side`."""
+        released, left = self.events.take(from_numpy(rows)), np.ones(len(self.events), bool)
+        left[rows] = False
+        self.events, self.thread = self.events.filter(from_numpy(left)), self.thread[left]
+        for name, table in self.side.items():
+            own, self.side[name] = _parted(table, released)
+            side[name] = pa.concat_tables([side[name], own]) if name in side else own
+        return released
+
+
 class EventPairs:
-    """Matches B and E events across chunks: per thread, in file order, innermost first."""
+    """Matches B and E events across chunks: per thread, in file order, innermost first.
+
+    What waits is kept by the chunk that it came in, which is looked at again only for an E of one of its threads:
+    events that never end cost no more than others.
+    """
 
     def __init__(self) -> None:
-        self._open: pa.Table | None = None
+        self._waiting: list[_Waiting] = []
+        self._threads: dict[tuple[Any, ...], int] = {}
 
-    def match(self, events: pa.Table, info: PartInfo) -> pa.Table:
-        """Return the events with every B whose E has come as one X row; open ones are held back."""
+    def match(self, tables: dict[str, pa.Table], info: PartInfo) -> dict[str, pa.Table]:
+        """Return the tables with every B whose E has come as one X row; open ones are held back."""
+        events = tables["events"]
         phase = one_chunk(events["phase"])
-        is_pair = _has_phase(phase, "B") | _has_phase(phase, "E")
-        others, rows = events.filter(from_numpy(~is_pair)), events.filter(from_numpy(is_pair))
-        if self._open is not None:
-            rows = pa.concat_tables([self._open, rows])
-        if not len(rows):
-            return events
-        rows = rows.combine_chunks()
-        begin = _has_phase(one_chunk(rows["phase"]), "B")
-        first, second = _nest(_thread_numbers(rows), begin)
-        pairs = rows.take(from_numpy(first))
-        start, known = to_numpy(rows["start_ns"]), valid_mask(rows["start_ns"])
-        known = known[first] & known[second]
-        duration = np.where(known, start[second] - start[first], 0)
-        info.note("negative_dur", int((duration < 0).sum()), "an E before its B")
-        pairs = _replace(pairs, "dur_ns", from_numpy(duration, known & (duration >= 0)))
-        pairs = _replace(pairs, "phase", dictionary(np.zeros(len(pairs), np.int32), from_list(["X"], pa.utf8())))
+        begin, end = _has_phase(phase, "B"), _has_phase(phase, "E")
+        others, rows = events.filter(from_numpy(~(begin | end))), events.filter(from_numpy(begin | end))
+        begin, thread = begin[begin | end], self._number_threads(rows)
+        side = {name: tables[name] for name in SIDE_TABLES if name in tables}
+        first, second = _nest(thread, begin)
         alone = np.ones(len(rows), bool)
         alone[first] = alone[second] = False
-        self._open = rows.filter(from_numpy(alone & begin))
-        strays = rows.filter(from_numpy(alone & ~begin))
+        begins, ends, strays = [rows.take(from_numpy(first))], [second], np.flatnonzero(alone & ~begin)
+        for waiting in reversed(self._waiting):
+            first, second = waiting.ended_by(thread[strays])
+            if len(first):
+                begins.append(waiting.release(first, side))
+                ends.append(strays[second])
+                strays = np.delete(strays, second)
+        self._waiting = [waiting for waiting in self._waiting if len(waiting.events)]
         info.note("unmatched_end", len(strays), "kept with dur_ns null")
-        return pa.concat_tables([others, pairs, strays]).unify_dictionaries()
+        pairs = _joined(pa.concat_tables(begins), rows.take(from_numpy(np.concatenate(ends))), side, info)
+        self._hold(rows.filter(from_numpy(alone & begin)), thread[alone & begin], side)
+        events = pa.concat_tables([others, pairs, rows.take(from_numpy(strays))]).unify_dictionaries()
+        return {**tables, **side, "events": events}
 
-    def finish(self, info: PartInfo) -> pa.Table | None:
-        """Return the events that never ended."""
-        if self._open is None or not len(self._open):
-            return None
-        info.note("unmatched_begin", len(self._open), "kept with dur_ns null")
-        return self._open
+    def _hold(self, events: pa.Table, thread: npt.NDArray[np.int64], side: dict[str, pa.Table]) -> None:
+        held = {}
+        for name, rows in side.items() if len(events) else ():
+            held[name], side[name] = _parted(rows, events)
+        if len(events):
+            self._waiting.append(_Waiting(events, thread, np.unique(thread), held))
+
+    def finish(self, info: PartInfo) -> Iterator[dict[str, pa.Table]]:
+        """Yield the events that never ended, with their rows of side tables."""
+        info.note("unmatched_begin", sum(len(waiting.events) for waiting in self._waiting), "kept with dur_ns null")
+        for waiting in self._waiting:
+            yield {"events": waiting.events, **waiting.side}
+
+    def _number_threads(self, rows: pa.Table) -> npt.NDArray[np.int64]:
+        """Return a number per (pid, tid, track), the same in all chunks."""
+        number = np.zeros(len(rows), np.int64)
+        for name in ("pid", "tid", "track"):
+            column = one_chunk(rows[name])
+            values, known = codes_of(column) if name == "track" else to_numpy(column), valid_mask(column)
+            distinct, code = np.unique(np.where(known, values, 0), return_inverse=True)
+            code = np.where(known, code, len(distinct))  # a null is no -1, which some writers use as a thread
+            _, first, number = np.unique(number * (len(distinct) + 1) + code, return_index=True, return_inverse=True)
+        named = rows.select(["pid", "tid", "track"]).take(from_numpy(first))
+        keys = zip(*(column.to_pylist() for column in named.columns), strict=True)
+        numbers = [self._threads.setdefault(key, len(self._threads)) for key in keys]
+        return np.array(numbers, np.int64)[number]
+
+
+def _ids(rows: pa.Table) -> npt.NDArray[np.int64]:
+    ids: npt.NDArray[np.int64] = to_numpy(rows["event_id"])
+    return ids
+
+
+def _parted(rows: pa.Table, events: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Rows that belong to these events, and the others."""
+    chosen = np.isin(_ids(rows), _ids(events))
+    return rows.filter(from_numpy(chosen)), rows.filter(from_numpy(~chosen))
+
+
+def _joined(begins: pa.Table, ends: pa.Table, side: dict[str, pa.Table], info: PartInfo) -> pa.Table:
+    """B events as X, with what only their E events say; their rows of side tables are joined in place."""
+    lost = 0
+    for name, rows in side.items():
+        side[name], dropped = _side_rows_joined(rows, _ids(begins), _ids(ends))
+        lost += dropped
+    pairs, dropped = _filled(begins, ends, [name for name in FILLED if name in begins.column_names])
+    info.note("not_read", lost + dropped, "values of an E whose B says something else")
+    new = np.zeros(len(pairs), bool)
+    for name in ("category", "name"):
+        new |= valid_mask(pairs[name]) & ~valid_mask(begins[name])
+    pairs = _classified_again(pairs, new, side.get("collective_args"))
+    start, end = to_numpy(begins["start_ns"]), to_numpy(ends["start_ns"])
+    known = valid_mask(begins["start_ns"]) & valid_mask(ends["start_ns"])
+    duration, negative = end - start, known & (end < start)
+    beyond = known & ~negative & (duration < 0)
+    info.note("negative_dur", int(negative.sum()), "an E before its B")
+    info.note("time_out_of_range", int(beyond.sum()), "from a B to its E")
+    pairs = _replace(pairs, "dur_ns", from_numpy(duration, known & (duration >= 0) & ~negative))
+    return _replace(pairs, "phase", dictionary(np.zeros(len(pairs), np.int32), from_list(["X"], pa.utf8())))
+
+
+def _side_rows_joined(
+    rows: pa.Table, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> tuple[pa.Table, int]:
+    """Rows of E events as rows of their B events; where both have one, it becomes one. Also counts the values lost."""
+    ids = _ids(rows)
+    pair = _places(ids, ends)
+    of_end = np.flatnonzero(pair >= 0)
+    if not len(of_end):
+        return rows, 0
+    begin = begins[pair[of_end]]
+    twin = _places(begin, ids)
+    first, second = twin[twin >= 0], of_end[twin >= 0]
+    joined, lost = _filled(rows.take(from_numpy(first)), rows.take(from_numpy(second)), rows.column_names[1:])
+    lone = _replace(rows.take(from_numpy(of_end[twin < 0])), "event_id", from_numpy(begin[twin < 0]))
+    rest = np.ones(len(rows), bool)
+    rest[of_end] = rest[first] = False
+    return pa.concat_tables([rows.filter(from_numpy(rest)), joined, lone]), lost
+
+
+def _places(wanted: npt.NDArray[np.int64], among: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Where each value stands among others; -1 if it does not."""
+    if not len(among):
+        return np.full(len(wanted), -1)
+    order = np.argsort(among)
+    found = order[np.minimum(np.searchsorted(among, wanted, sorter=order), len(among) - 1)]
+    return np.where(among[found] == wanted, found, -1)
+
+
+def _filled(rows: pa.Table, others: pa.Table, names: Iterable[str]) -> tuple[pa.Table, int]:
+    """Fill nulls from the same row of `others`. Also counts the values of `others` that another one keeps out."""
+    lost, count = 0, len(rows)
+    for name in names:
+        if others[name].null_count == count:
+            continue
+        column = one_chunk(pa.chunked_array([*rows[name].chunks, *others[name].chunks], rows[name].type))
+        known = valid_mask(column)
+        values = codes_of(column) if pa.types.is_dictionary(column.type) else to_numpy(column)
+        lost += int((known[:count] & known[count:] & (values[:count] != values[count:])).sum())
+        place = np.arange(count)
+        place[~known[:count]] += count
+        rows = _replace(rows, name, column.take(from_numpy(place)))
+    return rows, lost
+
+
+def _classified_again(pairs: pa.Table, new: npt.NDArray[np.bool_], args: pa.Table | None) -> pa.Table:
+    """Classify events of new category or name, and those that are known by now to be collectives."""
+    collective = np.zeros(len(pairs), bool)
+    if args is not None:
+        collective = np.isin(_ids(pairs), _ids(args)[valid_mask(args["collective"])])
+    chosen = np.flatnonzero(new | collective)
+    if not len(chosen):
+        return pairs
+    rows = pairs.take(from_numpy(chosen))
+    classes = classify_events(rows["category"], rows["name"], collective[chosen])
+    column = one_chunk(pa.chunked_array([*pairs["class"].chunks, classes], classes.type))
+    place = np.arange(len(pairs))
+    place[chosen] = len(pairs) + np.arange(len(chosen))
+    return _replace(pairs, "class", column.take(from_numpy(place)))
 
 
 def _replace(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
@@ -397,18 +551,7 @@ def _replace(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> 
     return table.set_column(index, table.schema.field(index), values.cast(table.schema.field(index).type))
 
 
-def _thread_numbers(rows: pa.Table) -> npt.NDArray[np.int64]:
-    """Return a number per (pid, tid, track)."""
-    columns = [np.where(valid_mask(rows[name]), to_numpy(rows[name]), -1) for name in ("pid", "tid")]
-    track = rows["track"].cast(pa.utf8()).combine_chunks().dictionary_encode()
-    columns.append(codes_of(track))
-    _, inverse = np.unique(np.stack(columns), axis=1, return_inverse=True)
-    return inverse.reshape(-1).astype(np.int64)
-
-
-def _nest(
-    thread: npt.NDArray[np.int64], begin: npt.NDArray[np.bool_]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _nest(thread: npt.NDArray[np.int64], begin: npt.NDArray[np.bool_]) -> Pairs:
     """Row numbers of matched (begin, end) pairs.
 
     Within a thread, a begin at depth d is closed by the next end that leaves depth d: rows sorted by

@@ -148,6 +148,7 @@ def test_begin_and_end_become_one_row_across_chunks(tmp_path, monkeypatch):
     #  thread 1       B b |--------| E
     #  thread 2            B c |----------| E
     monkeypatch.setattr(json_stream, "CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr(json_stream, "FIRST_HEAD_BYTES", 100)
     filler = [op(ts=50, name=f"aten::filler{i}") for i in range(200)]
     edges = [
         ("B", 1, "a", 1),
@@ -229,6 +230,7 @@ def test_only_intervals_have_a_duration(tmp_path, phase):
 @pytest.mark.parametrize("scanner", ["auto", "python"])
 def test_the_first_of_several_misfits_is_named_however_the_file_is_read(tmp_path, monkeypatch, scanner, chunk_bytes):
     monkeypatch.setattr(json_stream, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(json_stream, "FIRST_HEAD_BYTES", 100)
     args = [{"correlation": 1}, {"correlation": "x"}, {"External id": 1.5}, {"correlation": 1.5}, {"device": "gpu"}]
     args += [{"bytes": 2**63}, {"correlation": 2**63}, {"grid": 5}]
     trace = document(*[op(ts=2e15, args=one) for one in args], op(ts=2e15, dur=-1), op(ts=2e15, dur=-2))
