@@ -402,7 +402,11 @@ COUNTERS = TableSchema(
         Column("time_ns", pa.int64(), "When it was sampled.", required=True),
         Column("name", TEXT, "Metric name.", required=True),
         Column("series", TEXT, "Series inside the metric, for example a link or a counter's argument."),
-        Column("value", pa.float64(), "Value. Sentinels that mean `no value` are null."),
+        Column(
+            "value",
+            pa.float64(),
+            "Value. Sentinels that mean `no value` are null. An integer above 2^53 is rounded to the nearest double.",
+        ),
     ),
 )
 

@@ -291,10 +291,14 @@ static int dict_intern(Dict *d, cursor text, size_t len, int32_t *code) {
 /* ------------------------------------------------------------------ columns and groups */
 
 typedef struct {
+    int64_t count, first; /* how often, and the row of group 0 where first */
+} Tally;
+
+typedef struct {
     int kind;
     uint8_t *data, *valid;
     Dict dict;
-    int64_t mismatches, out_of_range;
+    Tally mismatches, out_of_range;
     int64_t nulls;
     size_t data_at, valid_at, offsets_at, text_at; /* in the block that Python gets */
 } Column;
@@ -835,14 +839,14 @@ typedef struct Scan {
     Bytes text, scratch;
     Span *unknown;
     size_t n_unknown, cap_unknown;
-    int64_t *counted[256]; /* counters that this event raised, to take back if it proves unfinished */
+    Tally *counted[256]; /* tallies that this event raised, to take back if it proves unfinished */
     int n_counted;
 } Scan;
 
-static void count(Scan *s, int64_t *counter) {
+static void count(Scan *s, Tally *tally) {
     if (s->n_counted == 256) return; /* only an event that repeats one key hundreds of times */
-    ++*counter;
-    s->counted[s->n_counted++] = counter;
+    if (!tally->count++) tally->first = s->groups[0].rows - 1;
+    s->counted[s->n_counted++] = tally;
 }
 
 static void forget(Scan *s, int group, int column) { /* the last value of a repeated key counts */
@@ -1283,7 +1287,7 @@ static int scan_event(Scan *s, cursor *pp, cursor end) {
     }
     if (r == OK && s->n_unknown) r = put_unknown(s);
     if (r != OK) { /* take back the rows of a broken or unfinished event */
-        for (int i = 0; i < s->n_counted; i++) --*s->counted[i];
+        for (int i = 0; i < s->n_counted; i++) s->counted[i]->count--;
         for (int g = 0; g < s->plan->n_groups; g++) {
             Group *group = &s->groups[g];
             if (group->current < 0) continue;
@@ -1445,10 +1449,10 @@ static size_t place(Scan *s, uint8_t *block) {
     return at;
 }
 
-/* (null_count, data_at, data_len, valid_at, dictionary | None, mismatches, out_of_range); null_count is -1 if all is
- * null. A column with nothing to say at all is None: most columns of most chunks. */
+/* (null_count, data_at, data_len, valid_at, dictionary | None, mismatches, out_of_range), the last two as (count, first
+ * row); null_count is -1 if all is null. A column with nothing to say at all is None: most columns of most chunks. */
 static PyObject *column_out(const Column *c, int64_t rows) {
-    if (c->nulls == rows && !c->mismatches && !c->out_of_range) Py_RETURN_NONE;
+    if (c->nulls == rows && !c->mismatches.count && !c->out_of_range.count) Py_RETURN_NONE;
     PyObject *dict = Py_None;
     if (c->nulls != rows && c->dict.count) {
         dict = Py_BuildValue("innn", (int)c->dict.count, (Py_ssize_t)c->offsets_at, (Py_ssize_t)c->text_at,
@@ -1457,9 +1461,9 @@ static PyObject *column_out(const Column *c, int64_t rows) {
     } else {
         Py_INCREF(dict);
     }
-    return Py_BuildValue("LnnnNLL", (long long)(c->nulls == rows ? -1 : c->nulls), (Py_ssize_t)c->data_at,
-                         (Py_ssize_t)data_bytes(c->kind, rows), (Py_ssize_t)c->valid_at, dict, (long long)c->mismatches,
-                         (long long)c->out_of_range);
+    return Py_BuildValue("LnnnN(LL)(LL)", (long long)(c->nulls == rows ? -1 : c->nulls), (Py_ssize_t)c->data_at,
+                         (Py_ssize_t)data_bytes(c->kind, rows), (Py_ssize_t)c->valid_at, dict, (long long)c->mismatches.count,
+                         (long long)c->mismatches.first, (long long)c->out_of_range.count, (long long)c->out_of_range.first);
 }
 
 static PyObject *group_out(const Group *group) {
@@ -1527,7 +1531,7 @@ static void scan_reset(Scan *s) {
             if (c->valid) memset(c->valid, 0, (size_t)(used + 7) / 8);
             if (c->data && starts_as_zero(c->kind)) memset(c->data, 0, data_bytes(c->kind, used));
             dict_clear(&c->dict);
-            c->mismatches = c->out_of_range = 0;
+            c->mismatches.count = c->out_of_range.count = 0;
         }
         group->rows = 0;
     }

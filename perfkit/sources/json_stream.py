@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 from perfkit.engine.local import available_cpus
 from perfkit.errors import CorruptInput, UnsafeInput, UnsupportedInput
 from perfkit.report.format import plural
-from perfkit.sources.chunks import DECODER, Chunk, Chunks, FileChunks, fresh_buffer, prefetch
+from perfkit.sources.chunks import Chunk, Chunks, FileChunks, fresh_buffer, prefetch
 from perfkit.sources.inputs import SliceStream, Stream
 from perfkit.sources.scan import PADDING, Memory, Plan, ScanResult, Status, have_c_scanner, scan_chunk, scan_file
 
@@ -48,6 +48,24 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 Scanned = tuple[ScanResult, bytearray | None]
 """Rows of a chunk, and the chunk as text if it was not UTF-8."""
+
+
+class Written(float):
+    """A number that remembers its digits: as a float alone, a time would lose the last ones."""
+
+    text: str
+
+    def __new__(cls, text: str) -> Written:
+        """Read a number."""
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+
+DECODER = json.JSONDecoder(
+    strict=False, parse_float=Written, parse_int=lambda digits: int(digits) if len(digits) < 100 else Written(digits)
+)
+"""For what surrounds the events, whatever it holds: control characters, absurd numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ guess: if the keys say otherwise in the end, `RereadNeeded` tells the caller to 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -32,9 +33,10 @@ from perfkit.arrays import constant, to_numpy, valid_mask
 from perfkit.errors import InputError
 from perfkit.sources.base import Chunk, Input, PartInfo, ReadOptions
 from perfkit.sources.inputs import shown_path
-from perfkit.sources.json_stream import TraceWalk
+from perfkit.sources.json_stream import DECODER, TraceWalk, Written
 from perfkit.sources.kineto_fields import PLAN, PLAN_WITH_ARGS
 from perfkit.sources.kineto_tables import EventPairs, Piece, make_piece, meta_rows
+from perfkit.sources.scan_python import integer_of
 
 RANK_IN_NAME = re.compile(
     r"(?:(?P<of>[a-z]+?)[-_. ]*)?(?:(?<![a-z])rank|(?<=(?-i:[a-z]))(?-i:Rank))[-_. ]?0*(\d{1,6})(?!\d)"
@@ -52,7 +54,8 @@ _PARTIAL_RANKS = frozenset(
 RELATIVE_BELOW_US = 10**14
 """Timestamps from 1973 or before are relative to a base; absolute ones are sixteen digits long."""
 TAIL_BYTES = 1 << 16
-_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
+BASE_KEY = "baseTimeNanoseconds"
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(-?\d[-+.\deE]*)')
 _FIRST_TS = re.compile(rb'"ts"\s*:\s*"?(-?\d+)')
 
 
@@ -141,18 +144,22 @@ class KinetoReading:
             walk = TraceWalk(stream, self.input.path, scanner=self.options.scanner, threads=self.options.threads)
             self._walk = walk
             walk.read_head()
-            base_ns = self.base_ns if self.base_ns is not None else _base_ns(walk.keys)
-            relative = base_ns is None and _looks_relative(walk.first_bytes)
-            if relative:
+            stated = _base_ns(walk.keys)
+            base_ns = stated if self.base_ns is None else self.base_ns
+            relative = stated is None and _looks_relative(walk.first_bytes)
+            if relative and base_ns is None:
                 base_ns = _base_in_tail(self.input)
             results = walk.scan(PLAN_WITH_ARGS if self.options.keep_args else PLAN, base_ns=base_ns or 0)
             yield from self._gather(make_piece(result, first) for first, result in results)
             whole = walk.problem is None or walk.problem.kind == "trailing_data"
-            if (_base_ns(walk.keys) or 0) != (base_ns or 0) and whole:
-                raise RereadNeeded(_base_ns(walk.keys) or 0)
+            stated = _base_ns(walk.keys)
+            if (stated or 0) != (base_ns or 0) and whole:
+                raise RereadNeeded(stated or 0)
         info = self.parts[0]
         _describe(info, walk.keys, self.input.path)
-        if relative and base_ns is None:
+        if stated is None and (written := walk.keys.get(BASE_KEY)) is not None:
+            info.note("no_base_time", 1, f"{BASE_KEY} is {_shown(written)}, no integer of 64 bits; not used")
+        elif relative and stated is None and not base_ns:
             info.note("no_base_time", 1, "timestamps are relative and the file does not say to what")
         if walk.problem:
             info.note(walk.problem.kind, 1, walk.problem.detail)
@@ -162,30 +169,29 @@ class KinetoReading:
 
     def _gather(self, pieces: Iterable[Piece]) -> Iterator[Chunk]:
         """Collect pieces into chunks of about `rows_per_chunk` events."""
-        info, pairs = self.parts[0], EventPairs()
+        info = self.parts[0]
         held: dict[str, list[pa.Table]] = {}
         num_rows = 0
-        for piece in pieces:
-            for kind, (count, detail) in piece.oddities.items():
-                info.note(kind, count, detail)
-            events = piece.tables.pop("events")
-            if piece.has_pairs:
-                events = pairs.match(events, info)
+        for tables in self._paired(pieces):
+            events = tables.pop("events")
             info.num_events += len(events)
             info.see_times(*_time_range(events))
             num_rows += len(events)
-            for name, rows in {"events": events, **piece.tables}.items():  # the largest first
+            for name, rows in {"events": events, **tables}.items():  # the largest first
                 if len(rows):
                     held.setdefault(name, []).append(rows)
             if num_rows >= self.options.rows_per_chunk:
                 yield from _flush(held)
                 num_rows = 0
-        rest = pairs.finish(info)
-        if rest is not None:
-            info.num_events += len(rest)
-            info.see_times(*_time_range(rest))
-            held.setdefault("events", []).append(rest)
         yield from _flush(held)
+
+    def _paired(self, pieces: Iterable[Piece]) -> Iterator[dict[str, pa.Table]]:
+        info, pairs = self.parts[0], EventPairs()
+        for piece in pieces:
+            for kind, odd in piece.oddities.items():
+                info.note(kind, odd.number, odd.detail)
+            yield pairs.match(piece.tables, info) if piece.has_pairs else piece.tables
+        yield from pairs.finish(info)
 
 
 def _flush(held: dict[str, list[pa.Table]]) -> Iterator[Chunk]:
@@ -202,15 +208,23 @@ def _time_range(events: pa.Table) -> tuple[int | None, int | None]:
     duration = np.where(known & valid_mask(durations), to_numpy(durations), 0)
     if starts.null_count:
         start, duration = start[known], duration[known]
-    return int(start.min()), int((start + duration).max())
+    return int(start.min()), int(np.maximum(start, start + duration).max())  # an end beyond int64 is none
 
 
 # ------------------------------------------------------------------ what the top-level keys say
 
 
 def _base_ns(keys: dict[str, Any]) -> int | None:
-    base = keys.get("baseTimeNanoseconds")
-    return base if isinstance(base, int) and not isinstance(base, bool) else None
+    """Return the base time, exactly; None if there is none that fits 64 bits."""
+    base = keys.get(BASE_KEY)
+    text = base.text if isinstance(base, Written) else base
+    return integer_of(str(text)) if isinstance(text, (str, int)) else None
+
+
+def _shown(value: Any) -> str:
+    """Quote a JSON value, shortened."""
+    text = value.text if isinstance(value, Written) else json.dumps(value)
+    return text if len(text) <= 40 else text[:39] + "…"
 
 
 def _looks_relative(first_bytes: bytes) -> bool:
@@ -230,7 +244,7 @@ def _base_in_tail(input: Input) -> int | None:
             while count := stream.readinto(buffer):  # type: ignore[attr-defined]  # every raw stream has it
                 tail = (tail + bytes(memoryview(buffer)[:count]))[-TAIL_BYTES:]
     found = _BASE.search(tail)
-    return int(found[1]) if found else None
+    return integer_of(found[1].decode()) if found else None
 
 
 def _int(value: Any) -> int | None:
@@ -263,9 +277,7 @@ def _describe(info: PartInfo, keys: dict[str, Any], path: str) -> None:
             info.note("odd_rank", 1, f"rank {info.rank} of a world of {info.world_size}; taken as it is")
         return
     if stated is not None:
-        shown = json.dumps(stated)
-        shown = shown if len(shown) <= 40 else shown[:39] + "…"
-        info.note("odd_rank", 1, f"distributedInfo says that the rank is {shown}; not used")
+        info.note("odd_rank", 1, f"distributedInfo says that the rank is {_shown(stated)}; not used")
     if named is not None:
         info.rank, info.rank_source = named, "file name"
 
@@ -288,7 +300,7 @@ def rank_in_name(path: str) -> int | None:
 
 
 def _metadata_chunks(keys: dict[str, Any], info: PartInfo) -> Iterator[Chunk]:
-    devices = [row for row in _as_list(keys.get("deviceProperties")) if isinstance(row, dict)]
+    devices = [row for row in _as_list(keys.get("deviceProperties")) or [] if isinstance(row, dict)]
     rows: list[dict[str, object]] = []
     for device in devices:
         number = _int(device.get("id"))
@@ -304,39 +316,48 @@ def _metadata_chunks(keys: dict[str, Any], info: PartInfo) -> Iterator[Chunk]:
                 "num_sms": _int(device.get("numSms")),
                 "compute_major": _int(device.get("computeMajor")),
                 "compute_minor": _int(device.get("computeMinor")),
-                "properties": json.dumps(device),
+                "properties": json.dumps(_finite(device)),
             }
         )
     if rows:
         yield Chunk(0, "device_info", meta_rows(schema.DEVICE_INFO, rows))
     distributed = keys.get("distributedInfo")
-    groups = _as_list(distributed.get("pg_config")) if isinstance(distributed, dict) else []
+    groups = (_as_list(distributed.get("pg_config")) or []) if isinstance(distributed, dict) else []
     rows = []
     for group in groups:
         if not isinstance(group, dict) or group.get("pg_name") is None:
             continue
-        ranks = group.get("ranks")
-        whole = isinstance(ranks, list) and all(_int(rank) is not None for rank in ranks)
+        listed = _as_list(group.get("ranks"))
+        ranks = None if listed is None else [_rank(rank) for rank in listed]
         rows.append(
             {
                 "name": str(group["pg_name"]),
                 "desc": _text(group.get("pg_desc")),
                 "backend": _text(group.get("backend_config") or group.get("backend")),
-                "size": _int(group.get("pg_size", group.get("group_size"))),
-                "ranks": ranks if whole else None,
+                "size": _rank(group.get("pg_size", group.get("group_size"))),
+                "ranks": None if ranks is None or None in ranks else ranks,
             }
         )
     if rows:
         yield Chunk(0, "process_groups", meta_rows(schema.PROCESS_GROUPS, rows))
 
 
-def _as_list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any] | None:
     if isinstance(value, str):  # some writers put JSON text here
         try:
-            value = json.loads(value)
+            value = DECODER.decode(value)
         except (json.JSONDecodeError, RecursionError):
-            return []
-    return value if isinstance(value, list) else []
+            return None
+    return value if isinstance(value, list) else None
+
+
+def _finite(value: Any) -> Any:
+    """Replace by null what JSON has no number for."""
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _text(value: Any) -> str | None:

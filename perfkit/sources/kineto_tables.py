@@ -1,7 +1,7 @@
 """One scanned chunk of a Kineto trace to rows of perfkit's tables.
 
     make_piece(ScanResult, first)     -> Piece     pure
-    EventPairs().match(events, info)  -> events    B and E rows become one row each
+    EventPairs().match(tables, info)  -> tables    B and E rows become one row each
 
 Columns of numbers are taken over as they are; only the few that need meaning are computed: the class,
 the device and stream of device work that names neither, text tracks, grids. Oddities are counted here,
@@ -11,10 +11,11 @@ because here a null can still be told from a value that did not fit.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +28,21 @@ from perfkit.arrays import codes_of, dictionary, from_list, from_numpy, nulls, o
 from perfkit.sources.base import PartInfo
 from perfkit.sources.kineto_fields import SIDE_TABLES
 from perfkit.sources.scan import Columns, ScanResult
+from perfkit.sources.scan_python import NUMBER_TEXT
 
 ON_DEVICE = ("compute", "communication", "memcpy", "memset", "sync", "device_range")
 """Classes whose pid and tid are the device and the stream."""
+Pairs: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 OLD_PROCESSES = {"CPU functions", "CUDA functions"}
 """Of PyTorch before 1.8, which wrote no categories. The threads of the second are devices."""
+
+
+class Odd(NamedTuple):
+    """How often a kind of oddity occurs in a chunk, and its first case: the same wherever a scanner cuts chunks."""
+
+    number: int
+    detail: str
+    first: int
 
 
 @dataclass(slots=True)
@@ -41,7 +52,7 @@ class Piece:
     tables: dict[str, pa.Table]
     has_pairs: bool = False
     """There are B or E events to match."""
-    oddities: dict[str, tuple[int, str]] = field(default_factory=dict)
+    oddities: dict[str, Odd] = field(default_factory=dict)
 
 
 def make_piece(result: ScanResult, first: int) -> Piece:
@@ -54,17 +65,17 @@ def make_piece(result: ScanResult, first: int) -> Piece:
     collective = np.zeros(result.num_events, bool)
     for name, batch in zip(SIDE_TABLES, columns.groups[1:], strict=True):
         if batch.num_rows:
-            piece.tables[name] = _side_table(name, batch, first)
+            piece.tables[name] = _side_table(name, batch, first, piece)
             if name == "collective_args":
                 collective[to_numpy(batch["event"])[valid_mask(batch["collective"])]] = True
     events = _events(scanned, first, collective, piece)
+    if "C" in phases:
+        piece.tables["counters"] = _counters(scanned, events, piece)
     if "M" in phases:
         is_meta = _has_phase(scanned["ph"], "M")
         chosen = from_numpy(is_meta)
         piece.tables["tracks"] = _tracks(scanned.filter(chosen), events.filter(chosen))
         events = _without(events, is_meta)
-    if "C" in phases:
-        piece.tables["counters"] = _counters(scanned)
     _note_missing(piece, events, columns)
     piece.has_pairs = "B" in phases or "E" in phases
     piece.tables["events"] = events
@@ -93,13 +104,6 @@ def _events(scanned: pa.RecordBatch, first: int, collective: npt.NDArray[np.bool
     on_device = lookup[codes_of(classes)]
     device = _where_null(scanned["device"], on_device, scanned["tid" if is_old else "pid"])
     stream = _where_null(scanned["stream"], on_device, scanned["tid"])
-    duration = scanned["dur"]
-    smallest = pc.min(duration).as_py()
-    if smallest is not None and smallest < 0:
-        values, known = to_numpy(duration), valid_mask(duration)
-        negative = known & (values < 0)
-        piece.oddities["negative_dur"] = (int(negative.sum()), f"the smallest is {smallest} ns")
-        duration = from_numpy(values, known & ~negative)
     arrays = {
         "event_id": from_numpy(np.arange(first, first + scanned.num_rows)),
         "phase": scanned["ph"],
@@ -107,7 +111,7 @@ def _events(scanned: pa.RecordBatch, first: int, collective: npt.NDArray[np.bool
         "class": classes,
         "name": scanned["name"],
         "start_ns": scanned["ts"],
-        "dur_ns": duration,
+        "dur_ns": _durations(scanned, piece),
         "device": _to_int32(device, piece),
         "stream": stream,
         "pid": scanned["pid"],
@@ -123,6 +127,19 @@ def _events(scanned: pa.RecordBatch, first: int, collective: npt.NDArray[np.bool
     if "unknown_args" in scanned.schema.names:
         arrays["args"] = scanned["unknown_args"]
     return pa.table(arrays)
+
+
+def _durations(scanned: pa.RecordBatch, piece: Piece) -> pa.Array:
+    """Durations of X events. B and E get theirs when they meet, and what others carry means nothing."""
+    values, known = to_numpy(scanned["dur"]), valid_mask(scanned["dur"])
+    interval = _has_phase(scanned["ph"], "X")
+    stray, negative = known & ~interval, known & interval & (values < 0)
+    if not stray.any() and not negative.any():
+        return scanned["dur"]
+    _add(piece, "not_read", stray, "dur of an event that is not X")
+    if negative.any():
+        _add(piece, "negative_dur", negative, f"the first is {values[negative][0]} ns")
+    return from_numpy(values, known & interval & ~negative)
 
 
 def _processes_as_categories(scanned: pa.RecordBatch) -> pa.DictionaryArray:
@@ -152,7 +169,7 @@ def _to_int32(values: pa.Array, piece: Piece) -> pa.Array:
     numbers, known = to_numpy(values), valid_mask(values)
     narrow = numbers.astype(np.int32)
     misfits = known & (narrow != numbers)
-    _add(piece, "integer_out_of_range", int(misfits.sum()), "device")
+    _add(piece, "integer_out_of_range", misfits, "first in column device")
     return from_numpy(narrow, known & ~misfits)
 
 
@@ -171,12 +188,12 @@ def _track(pid: pa.DictionaryArray, tid: pa.DictionaryArray) -> pa.Array:
     return dictionary(codes.astype(np.int32), from_list(texts, pa.utf8()), named[codes])
 
 
-def _side_table(name: str, batch: pa.RecordBatch, first: int) -> pa.Table:
+def _side_table(name: str, batch: pa.RecordBatch, first: int, piece: Piece) -> pa.Table:
     event_id = from_numpy(to_numpy(batch["event"]) + first)
     table = pa.table([event_id, *batch.columns[1:]], names=["event_id", *batch.schema.names[1:]])
     if name == "kernels_meta":
         for column in ("grid", "block"):
-            for axis, values in zip("xyz", _three_integers(batch[column]), strict=True):
+            for axis, values in zip("xyz", _three_integers(batch, column, piece), strict=True):
                 table = table.append_column(f"{column}_{axis}", values)
         table = table.drop_columns(["grid", "block"])
     return table
@@ -184,27 +201,37 @@ def _side_table(name: str, batch: pa.RecordBatch, first: int) -> pa.Table:
 
 _DECODER = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) < 30 else None)
 """Python refuses to read an integer of thousands of digits; here it is none that a column could hold."""
+_FLOATS = json.JSONDecoder(parse_int=float)
 
 
-def _parsed(texts: pa.DictionaryArray) -> list[Any]:
+def _parsed(texts: pa.DictionaryArray, decoder: json.JSONDecoder = _DECODER) -> list[Any]:
     """Each distinct text of a JSON column as a value: one call for all is several times faster than one for each."""
-    return list(_DECODER.decode(f"[{','.join(texts.dictionary.to_pylist())}]"))
+    return list(decoder.decode(f"[{','.join(texts.dictionary.to_pylist())}]"))
 
 
 @lru_cache(maxsize=65_536)
-def _three(text: str) -> tuple[int | None, ...]:
+def _three(text: str) -> tuple[int | None, ...] | None:
+    """Up to three integers in brackets; None if the text is anything else."""
     try:
-        value: Any = [int(part) for part in text[1:-1].split(",")]
+        value: Any = [int(part) for part in text[1:-1].split(",")] if text[0] == "[" else None
     except ValueError:
         value = _DECODER.decode(text)
     whole = isinstance(value, list) and len(value) <= 3 and all(type(v) is int and abs(v) < 2**63 for v in value)
-    return (*value, None, None, None)[:3] if whole else (None, None, None)
+    return (*value, None, None, None)[:3] if whole else None
 
 
-def _three_integers(texts: pa.DictionaryArray) -> list[pa.Array]:
+def _three_integers(batch: pa.RecordBatch, column: str, piece: Piece) -> list[pa.Array]:
     """`[x,y,z]` as three columns; each distinct text is parsed once."""
-    rows = [_three(text) for text in texts.dictionary.to_pylist()] or [(None, None, None)]
+    texts = batch[column]
+    words = texts.dictionary.to_pylist()
+    found = [_three(text) for text in words]
     codes = codes_of(texts)
+    if odd := [code for code, row in enumerate(found) if row is None]:
+        misfits = np.isin(codes, odd)
+        where = to_numpy(batch["event"])[misfits]
+        detail = f"{column} is not up to three integers, such as {words[codes[misfits.argmax()]][:40]}"
+        _add_at(piece, "type_mismatch", where, detail)
+    rows = [row or (None, None, None) for row in found] or [(None, None, None)]
     known = np.array([[value is not None for value in row] for row in rows])
     values = np.array([[value or 0 for value in row] for row in rows])
     return [from_numpy(values[codes, axis], known[codes, axis] & (codes >= 0)) for axis in range(3)]
@@ -233,16 +260,22 @@ def _meta_value(args: dict[str, Any]) -> str | None:
     return value if isinstance(value, str) or value is None else json.dumps(value)
 
 
-def _counters(scanned: pa.RecordBatch) -> pa.Table:
+def _counters(scanned: pa.RecordBatch, events: pa.Table, piece: Piece) -> pa.Table:
     """`C` events: one row per series in their args; each distinct args text is parsed once."""
-    rows = scanned.filter(from_numpy(_has_phase(scanned["ph"], "C")))
-    rows = rows.filter(pc.and_(pc.and_(rows["raw_args"].is_valid(), rows["ts"].is_valid()), rows["name"].is_valid()))
-    series: list[list[tuple[str, float]]] = []
-    for args in _parsed(rows["raw_args"]):
-        series.append([(key, float(v)) for key, v in args.items() if type(v) in (int, float) and abs(v) < 1e300])
+    chosen = _has_phase(scanned["ph"], "C")
+    for needed in ("raw_args", "ts", "name"):
+        chosen &= valid_mask(scanned[needed])
+    rows = scanned.filter(from_numpy(chosen))
+    device = one_chunk(events["device"]).filter(from_numpy(chosen))
+    series = [[(key, _finite(value)) for key, value in args.items()] for args in _parsed(rows["raw_args"], _FLOATS)]
     codes = to_numpy(rows["raw_args"].indices)
-    flat = [pair for pairs in series for pair in pairs]
-    sizes = np.array([len(pairs) for pairs in series], np.int64)
+    odd = np.array([sum(value is None for _, value in pairs) for pairs in series], np.int64)[codes]
+    if odd.any():
+        example = next(key for key, value in series[codes[np.flatnonzero(odd)[0]]] if value is None)
+        detail = f"series {example[:40]!r} of a counter is no number; the value has no row"
+        _add_at(piece, "type_mismatch", np.repeat(np.flatnonzero(chosen), odd), detail)
+    flat = [pair for pairs in series for pair in pairs if pair[1] is not None]
+    sizes = np.array([sum(value is not None for _, value in pairs) for pairs in series], np.int64)
     starts = np.cumsum(sizes) - sizes
     repeat = sizes[codes]
     row = np.repeat(np.arange(len(codes)), repeat)
@@ -250,7 +283,7 @@ def _counters(scanned: pa.RecordBatch) -> pa.Table:
     at, row = from_numpy(starts[codes][row] + within), from_numpy(row)
     return pa.table(
         {
-            "device": rows["device"].take(row).cast(pa.int32(), safe=False),
+            "device": device.take(row),
             "time_ns": rows["ts"].take(row),
             "name": rows["name"].take(row),
             "series": from_list([key for key, _ in flat], pa.utf8()).take(at),
@@ -259,86 +292,258 @@ def _counters(scanned: pa.RecordBatch) -> pa.Table:
     )
 
 
+def _finite(value: Any) -> float | None:
+    """Return a number, also one in quotes; None for anything else."""
+    is_number = isinstance(value, float) or (isinstance(value, str) and NUMBER_TEXT.match(value))
+    return float(value) if is_number and math.isfinite(float(value)) else None
+
+
 # ------------------------------------------------------------------ oddities
 
 
-def _add(piece: Piece, kind: str, count: int, detail: str) -> None:
-    have = piece.oddities.get(kind)
-    piece.oddities[kind] = (count, detail) if have is None else (have[0] + count, have[1])
+def _add(piece: Piece, kind: str, where: npt.NDArray[np.bool_], detail: str) -> None:
+    """Count the rows of a mask."""
+    _add_at(piece, kind, np.flatnonzero(where), detail)
+
+
+def _add_at(piece: Piece, kind: str, rows: npt.NDArray[np.int64], detail: str) -> None:
+    """Count rows, which are in order."""
+    if len(rows):
+        _put(piece, kind, Odd(len(rows), detail, int(rows[0])))
+
+
+def _put(piece: Piece, kind: str, odd: Odd) -> None:
+    """Count an oddity; the detail of the first in the file is kept."""
+    have = piece.oddities.get(kind, odd)
+    number = odd.number if have is odd else have.number + odd.number
+    piece.oddities[kind] = (odd if odd.first < have.first else have)._replace(number=number)
 
 
 def _note_misfits(piece: Piece, not_events: int, columns: Columns) -> None:
     if not_events:
-        _add(piece, "not_an_event", not_events, "traceEvents has elements that are not objects; skipped")
-    for column, count in columns.mismatches.items():
-        kind = "time_out_of_range" if column in ("ts", "dur") else "type_mismatch"
-        _add(piece, kind, count, f"first in column {column}")
-    for column, count in columns.out_of_range.items():
-        kind = "time_out_of_range" if column in ("ts", "dur") else "integer_out_of_range"
-        _add(piece, kind, count, f"first in column {column}")
+        _put(piece, "not_an_event", Odd(not_events, "traceEvents has elements that are not objects; skipped", 0))
+    for tallies, otherwise in ((columns.mismatches, "type_mismatch"), (columns.out_of_range, "integer_out_of_range")):
+        for column, tally in tallies.items():
+            kind = "time_out_of_range" if column in ("ts", "dur") else otherwise
+            _put(piece, kind, Odd(tally.number, f"first in column {column}", tally.first))
     for column in ("id", "device", "stream"):
         texts = columns.groups[0][f"{column}_text"]
         if texts.null_count < len(texts):
             example = texts.drop_null()[0].as_py()
-            _add(piece, "type_mismatch", len(texts) - texts.null_count, f"{column} is text, such as {example[:40]!r}")
+            _add(piece, "type_mismatch", valid_mask(texts), f"{column} is text, such as {example[:40]!r}")
 
 
 def _note_missing(piece: Piece, events: pa.Table, columns: Columns) -> None:
     def misfits(column: str) -> int:
-        return columns.mismatches.get(column, 0) + columns.out_of_range.get(column, 0)
+        return sum(
+            tallies[column].number for tallies in (columns.mismatches, columns.out_of_range) if column in tallies
+        )
 
     missing = events["start_ns"].null_count - misfits("ts")
     if missing > 0:
-        _add(piece, "missing_ts", missing, "kept with start_ns null")
+        _put(piece, "missing_ts", Odd(missing, "kept with start_ns null", 0))
     if events["dur_ns"].null_count:
         is_interval = _has_phase(one_chunk(events["phase"]), "X")
-        missing = int((is_interval & ~valid_mask(events["dur_ns"])).sum())
-        missing -= piece.oddities.get("negative_dur", (0, ""))[0] + misfits("dur")
+        missing = int((is_interval & ~valid_mask(events["dur_ns"])).sum()) - misfits("dur")
+        missing -= piece.oddities["negative_dur"].number if "negative_dur" in piece.oddities else 0
         if missing > 0:
-            _add(piece, "missing_dur", missing, "kept with dur_ns null")
+            _put(piece, "missing_dur", Odd(missing, "kept with dur_ns null", 0))
 
 
 # ------------------------------------------------------------------ B and E
 
 
+FILLED = (
+    "category", "name", "device", "stream", "correlation", "external_id", "python_id", "python_parent_id", "flow_id",
+    "bytes", "args",
+)  # fmt: skip
+"""Columns of `events` that an E may say for its B."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """B events of one chunk without an E so far, and their rows of the side tables."""
+
+    events: pa.Table
+    thread: npt.NDArray[np.int64]
+    threads: npt.NDArray[np.int64]
+    """Each once."""
+    side: dict[str, pa.Table]
+
+    def ended_by(self, thread: npt.NDArray[np.int64]) -> Pairs:
+        """Row numbers of (begin, end) pairs, where E events of these threads follow."""
+        if not np.isin(self.threads, thread).any():
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        is_begin = np.arange(len(self.thread) + len(thread)) < len(self.thread)
+        first, second = _nest(np.concatenate([self.thread, thread]), is_begin)
+        return first, second - len(self.thread)
+
+    def release(self, rows: npt.NDArray[np.int64], side: dict[str, pa.Table]) -> pa.Table:
+        """Give away events, and their rows of side tables to `side`."""
+        released, left = self.events.take(from_numpy(rows)), np.ones(len(self.events), bool)
+        left[rows] = False
+        self.events, self.thread = self.events.filter(from_numpy(left)), self.thread[left]
+        for name, table in self.side.items():
+            own, self.side[name] = _parted(table, released)
+            side[name] = pa.concat_tables([side[name], own]) if name in side else own
+        return released
+
+
 class EventPairs:
-    """Matches B and E events across chunks: per thread, in file order, innermost first."""
+    """Matches B and E events across chunks: per thread, in file order, innermost first.
+
+    What waits is kept by the chunk that it came in, which is looked at again only for an E of one of its threads:
+    events that never end cost no more than others.
+    """
 
     def __init__(self) -> None:
-        self._open: pa.Table | None = None
+        self._waiting: list[_Waiting] = []
+        self._threads: dict[tuple[Any, ...], int] = {}
 
-    def match(self, events: pa.Table, info: PartInfo) -> pa.Table:
-        """Return the events with every B whose E has come as one X row; open ones are held back."""
+    def match(self, tables: dict[str, pa.Table], info: PartInfo) -> dict[str, pa.Table]:
+        """Return the tables with every B whose E has come as one X row; open ones are held back."""
+        events = tables["events"]
         phase = one_chunk(events["phase"])
-        is_pair = _has_phase(phase, "B") | _has_phase(phase, "E")
-        others, rows = events.filter(from_numpy(~is_pair)), events.filter(from_numpy(is_pair))
-        if self._open is not None:
-            rows = pa.concat_tables([self._open, rows])
-        if not len(rows):
-            return events
-        rows = rows.combine_chunks()
-        begin = _has_phase(one_chunk(rows["phase"]), "B")
-        first, second = _nest(_thread_numbers(rows), begin)
-        pairs = rows.take(from_numpy(first))
-        start, known = to_numpy(rows["start_ns"]), valid_mask(rows["start_ns"])
-        known = known[first] & known[second]
-        duration = np.where(known, start[second] - start[first], 0)
-        info.note("negative_dur", int((duration < 0).sum()), "an E before its B")
-        pairs = _replace(pairs, "dur_ns", from_numpy(duration, known & (duration >= 0)))
-        pairs = _replace(pairs, "phase", dictionary(np.zeros(len(pairs), np.int32), from_list(["X"], pa.utf8())))
+        begin, end = _has_phase(phase, "B"), _has_phase(phase, "E")
+        others, rows = events.filter(from_numpy(~(begin | end))), events.filter(from_numpy(begin | end))
+        begin, thread = begin[begin | end], self._number_threads(rows)
+        side = {name: tables[name] for name in SIDE_TABLES if name in tables}
+        first, second = _nest(thread, begin)
         alone = np.ones(len(rows), bool)
         alone[first] = alone[second] = False
-        self._open = rows.filter(from_numpy(alone & begin))
-        strays = rows.filter(from_numpy(alone & ~begin))
+        begins, ends, strays = [rows.take(from_numpy(first))], [second], np.flatnonzero(alone & ~begin)
+        for waiting in reversed(self._waiting):
+            first, second = waiting.ended_by(thread[strays])
+            if len(first):
+                begins.append(waiting.release(first, side))
+                ends.append(strays[second])
+                strays = np.delete(strays, second)
+        self._waiting = [waiting for waiting in self._waiting if len(waiting.events)]
         info.note("unmatched_end", len(strays), "kept with dur_ns null")
-        return pa.concat_tables([others, pairs, strays]).unify_dictionaries()
+        pairs = _joined(pa.concat_tables(begins), rows.take(from_numpy(np.concatenate(ends))), side, info)
+        self._hold(rows.filter(from_numpy(alone & begin)), thread[alone & begin], side)
+        events = pa.concat_tables([others, pairs, rows.take(from_numpy(strays))]).unify_dictionaries()
+        return {**tables, **side, "events": events}
 
-    def finish(self, info: PartInfo) -> pa.Table | None:
-        """Return the events that never ended."""
-        if self._open is None or not len(self._open):
-            return None
-        info.note("unmatched_begin", len(self._open), "kept with dur_ns null")
-        return self._open
+    def _hold(self, events: pa.Table, thread: npt.NDArray[np.int64], side: dict[str, pa.Table]) -> None:
+        held = {}
+        for name, rows in side.items() if len(events) else ():
+            held[name], side[name] = _parted(rows, events)
+        if len(events):
+            self._waiting.append(_Waiting(events, thread, np.unique(thread), held))
+
+    def finish(self, info: PartInfo) -> Iterator[dict[str, pa.Table]]:
+        """Yield the events that never ended, with their rows of side tables."""
+        info.note("unmatched_begin", sum(len(waiting.events) for waiting in self._waiting), "kept with dur_ns null")
+        for waiting in self._waiting:
+            yield {"events": waiting.events, **waiting.side}
+
+    def _number_threads(self, rows: pa.Table) -> npt.NDArray[np.int64]:
+        """Return a number per (pid, tid, track), the same in all chunks."""
+        number = np.zeros(len(rows), np.int64)
+        for name in ("pid", "tid", "track"):
+            column = one_chunk(rows[name])
+            values, known = codes_of(column) if name == "track" else to_numpy(column), valid_mask(column)
+            distinct, code = np.unique(np.where(known, values, 0), return_inverse=True)
+            code = np.where(known, code, len(distinct))  # a null is no -1, which some writers use as a thread
+            _, first, number = np.unique(number * (len(distinct) + 1) + code, return_index=True, return_inverse=True)
+        named = rows.select(["pid", "tid", "track"]).take(from_numpy(first))
+        keys = zip(*(column.to_pylist() for column in named.columns), strict=True)
+        numbers = [self._threads.setdefault(key, len(self._threads)) for key in keys]
+        return np.array(numbers, np.int64)[number]
+
+
+def _ids(rows: pa.Table) -> npt.NDArray[np.int64]:
+    ids: npt.NDArray[np.int64] = to_numpy(rows["event_id"])
+    return ids
+
+
+def _parted(rows: pa.Table, events: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Rows that belong to these events, and the others."""
+    chosen = np.isin(_ids(rows), _ids(events))
+    return rows.filter(from_numpy(chosen)), rows.filter(from_numpy(~chosen))
+
+
+def _joined(begins: pa.Table, ends: pa.Table, side: dict[str, pa.Table], info: PartInfo) -> pa.Table:
+    """B events as X, with what only their E events say; their rows of side tables are joined in place."""
+    lost = 0
+    for name, rows in side.items():
+        side[name], dropped = _side_rows_joined(rows, _ids(begins), _ids(ends))
+        lost += dropped
+    pairs, dropped = _filled(begins, ends, [name for name in FILLED if name in begins.column_names])
+    info.note("not_read", lost + dropped, "values of an E whose B says something else")
+    new = np.zeros(len(pairs), bool)
+    for name in ("category", "name"):
+        new |= valid_mask(pairs[name]) & ~valid_mask(begins[name])
+    pairs = _classified_again(pairs, new, side.get("collective_args"))
+    start, end = to_numpy(begins["start_ns"]), to_numpy(ends["start_ns"])
+    known = valid_mask(begins["start_ns"]) & valid_mask(ends["start_ns"])
+    duration, negative = end - start, known & (end < start)
+    beyond = known & ~negative & (duration < 0)
+    info.note("negative_dur", int(negative.sum()), "an E before its B")
+    info.note("time_out_of_range", int(beyond.sum()), "from a B to its E")
+    pairs = _replace(pairs, "dur_ns", from_numpy(duration, known & (duration >= 0) & ~negative))
+    return _replace(pairs, "phase", dictionary(np.zeros(len(pairs), np.int32), from_list(["X"], pa.utf8())))
+
+
+def _side_rows_joined(
+    rows: pa.Table, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> tuple[pa.Table, int]:
+    """Rows of E events as rows of their B events; where both have one, it becomes one. Also counts the values lost."""
+    ids = _ids(rows)
+    pair = _places(ids, ends)
+    of_end = np.flatnonzero(pair >= 0)
+    if not len(of_end):
+        return rows, 0
+    begin = begins[pair[of_end]]
+    twin = _places(begin, ids)
+    first, second = twin[twin >= 0], of_end[twin >= 0]
+    joined, lost = _filled(rows.take(from_numpy(first)), rows.take(from_numpy(second)), rows.column_names[1:])
+    lone = _replace(rows.take(from_numpy(of_end[twin < 0])), "event_id", from_numpy(begin[twin < 0]))
+    rest = np.ones(len(rows), bool)
+    rest[of_end] = rest[first] = False
+    return pa.concat_tables([rows.filter(from_numpy(rest)), joined, lone]), lost
+
+
+def _places(wanted: npt.NDArray[np.int64], among: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Where each value stands among others; -1 if it does not."""
+    if not len(among):
+        return np.full(len(wanted), -1)
+    order = np.argsort(among)
+    found = order[np.minimum(np.searchsorted(among, wanted, sorter=order), len(among) - 1)]
+    return np.where(among[found] == wanted, found, -1)
+
+
+def _filled(rows: pa.Table, others: pa.Table, names: Iterable[str]) -> tuple[pa.Table, int]:
+    """Fill nulls from the same row of `others`. Also counts the values of `others` that another one keeps out."""
+    lost, count = 0, len(rows)
+    for name in names:
+        if others[name].null_count == count:
+            continue
+        column = one_chunk(pa.chunked_array([*rows[name].chunks, *others[name].chunks], rows[name].type))
+        known = valid_mask(column)
+        values = codes_of(column) if pa.types.is_dictionary(column.type) else to_numpy(column)
+        lost += int((known[:count] & known[count:] & (values[:count] != values[count:])).sum())
+        place = np.arange(count)
+        place[~known[:count]] += count
+        rows = _replace(rows, name, column.take(from_numpy(place)))
+    return rows, lost
+
+
+def _classified_again(pairs: pa.Table, new: npt.NDArray[np.bool_], args: pa.Table | None) -> pa.Table:
+    """Classify events of new category or name, and those that are known by now to be collectives."""
+    collective = np.zeros(len(pairs), bool)
+    if args is not None:
+        collective = np.isin(_ids(pairs), _ids(args)[valid_mask(args["collective"])])
+    chosen = np.flatnonzero(new | collective)
+    if not len(chosen):
+        return pairs
+    rows = pairs.take(from_numpy(chosen))
+    classes = classify_events(rows["category"], rows["name"], collective[chosen])
+    column = one_chunk(pa.chunked_array([*pairs["class"].chunks, classes], classes.type))
+    place = np.arange(len(pairs))
+    place[chosen] = len(pairs) + np.arange(len(chosen))
+    return _replace(pairs, "class", column.take(from_numpy(place)))
 
 
 def _replace(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
@@ -346,18 +551,7 @@ def _replace(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> 
     return table.set_column(index, table.schema.field(index), values.cast(table.schema.field(index).type))
 
 
-def _thread_numbers(rows: pa.Table) -> npt.NDArray[np.int64]:
-    """Return a number per (pid, tid, track)."""
-    columns = [np.where(valid_mask(rows[name]), to_numpy(rows[name]), -1) for name in ("pid", "tid")]
-    track = rows["track"].cast(pa.utf8()).combine_chunks().dictionary_encode()
-    columns.append(codes_of(track))
-    _, inverse = np.unique(np.stack(columns), axis=1, return_inverse=True)
-    return inverse.reshape(-1).astype(np.int64)
-
-
-def _nest(
-    thread: npt.NDArray[np.int64], begin: npt.NDArray[np.bool_]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _nest(thread: npt.NDArray[np.int64], begin: npt.NDArray[np.bool_]) -> Pairs:
     """Row numbers of matched (begin, end) pairs.
 
     Within a thread, a begin at depth d is closed by the next end that leaves depth d: rows sorted by

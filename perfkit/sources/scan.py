@@ -126,14 +126,21 @@ class Plan:
         )
 
 
+class Tally(NamedTuple):
+    """How many values of a column did not fit, and which event had the first."""
+
+    number: int
+    first: int
+
+
 class Columns(NamedTuple):
     """Rows as Arrow. `groups[0]` has a row per event, the others a column `event` that points there."""
 
     groups: list[pa.RecordBatch]
-    mismatches: dict[str, int]
-    """Column -> values of another type, now null."""
-    out_of_range: dict[str, int]
-    """Column -> values that do not fit 64 bits, now null."""
+    mismatches: dict[str, Tally]
+    """Column -> values of another type, now null; in the order of the plan."""
+    out_of_range: dict[str, Tally]
+    """Column -> values that do not fit 64 bits, now null; in the order of the plan."""
 
 
 @dataclass
@@ -211,10 +218,10 @@ def _to_columns(owned: Any, groups: list[Any], plan: Plan) -> Columns:
                 continue
             *where, mismatches, out_of_range = column
             arrays.append(_nulls(kind, rows) if where[0] < 0 else _to_arrow(ARROW_TYPES[kind], rows, memory, *where))
-            if mismatches:
-                found.mismatches[name] = mismatches
-            if out_of_range:
-                found.out_of_range[name] = out_of_range
+            if mismatches[0]:
+                found.mismatches[name] = Tally(*mismatches)
+            if out_of_range[0]:
+                found.out_of_range[name] = Tally(*out_of_range)
         found.groups.append(pa.RecordBatch.from_arrays(arrays, names=labels))
     return found
 

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from perfkit.sources.scan import Buffer, Plan, ScanResult, Status
+    from perfkit.sources.scan import Buffer, Plan, ScanResult, Status, Tally
 
 MAX_DEPTH = 128
 """Nesting of one element, as in _scan.c."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NON_FINITE = re.compile(r"-?(nan|inf(inity)?)", re.IGNORECASE)
-_NUMBER_TEXT = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([-+]?[0-9]+))?\Z")
+NUMBER_TEXT = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([-+]?[0-9]+))?\Z")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _WITHOUT_ESCAPE = re.compile(r'[^"\\]*')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
@@ -240,6 +240,13 @@ def _scaled_integer(number: re.Match[str], scale: int, *, exact: bool) -> tuple[
     return (-value if sign else value), False
 
 
+def integer_of(text: str) -> int | None:
+    """Return the integer of 64 bits that a number or the text of one means, from its digits; None if it is another."""
+    digits = NUMBER_TEXT.match(text)
+    number = _scaled_integer(digits, 0, exact=True)[0] if digits else None
+    return number if number is not None and -(2**63) <= number < 2**63 else None
+
+
 class _Rows:
     """Columns under construction, as Python lists."""
 
@@ -247,8 +254,8 @@ class _Rows:
         self.plan, self.base_ns = plan, base_ns
         self.rows: list[list[list[Any]]] = [[] for _ in plan.groups]
         self.events: list[list[int]] = [[] for _ in plan.groups]
-        self.mismatches: dict[str, int] = {}
-        self.out_of_range: dict[str, int] = {}
+        self.mismatches: dict[str, list[int]] = {}
+        self.out_of_range: dict[str, list[int]] = {}
         self.current: dict[int, list[Any]] = {}
 
     def add(self, event: _Pairs) -> None:
@@ -304,7 +311,7 @@ class _Rows:
         self._forget(group, column)
         if kind == Kind.INT_OR_TEXT:
             self._forget(group, column + 1)
-            number = self._integer(value)
+            number = integer_of(value) if isinstance(value, str) else None
             if number is not None:
                 self._put(group, column, number)
             elif value is not None:
@@ -315,7 +322,7 @@ class _Rows:
         if kind == Kind.BOOL or kind == Kind.F64:
             self._set_bool_or_float(group, column, name, kind, value)
             return
-        digits = _NUMBER_TEXT.match(value) if isinstance(value, str) else None
+        digits = NUMBER_TEXT.match(value) if isinstance(value, str) else None
         if digits is None:
             self._count(self.mismatches, name)
             return
@@ -346,15 +353,8 @@ class _Rows:
         else:
             self._count(self.mismatches, name)
 
-    def _integer(self, value: Any) -> int | None:
-        digits = _NUMBER_TEXT.match(value) if isinstance(value, str) else None
-        if digits is None:
-            return None
-        number, _ = _scaled_integer(digits, 0, exact=True)
-        return number if number is not None and -(2**63) <= number < 2**63 else None
-
-    def _count(self, counts: dict[str, int], name: str) -> None:
-        counts[name] = counts.get(name, 0) + 1
+    def _count(self, events: dict[str, list[int]], name: str) -> None:
+        events.setdefault(name, []).append(len(self.rows[0]))
 
     def finish(self, status: Status, consumed: int, not_events: int) -> ScanResult:
         """Turn the lists into Arrow."""
@@ -375,8 +375,14 @@ class _Rows:
                     arrays.append(pa.array(values, type_))
                 labels.append(name)
             batches.append(pa.RecordBatch.from_arrays(arrays, names=labels))
-        found = Columns(batches, self.mismatches, self.out_of_range)
+        found = Columns(batches, self._tallies(self.mismatches), self._tallies(self.out_of_range))
         return ScanResult(status, consumed, len(self.rows[0]), not_events, lambda: found)
+
+    def _tallies(self, events: dict[str, list[int]]) -> dict[str, Tally]:
+        from perfkit.sources.scan import Tally
+
+        names = [name for group in self.plan.groups for name, _ in group if name in events]
+        return {name: Tally(len(events[name]), events[name][0]) for name in names}
 
 
 def _as_text(value: Any, *, json_text: bool) -> str | None:

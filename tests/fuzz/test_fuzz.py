@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from perfkit.sources import scan
@@ -117,7 +118,9 @@ def test_the_fuzzer_would_notice_a_wrong_row(monkeypatch):
         piece = true_piece(result, first)
         events = piece.tables["events"]
         blunt = [None if ns is None else ns // 10 * 10 + 1 for ns in events["dur_ns"].to_pylist()]
-        piece.tables["events"] = events.set_column(events.column_names.index("dur_ns"), "dur_ns", [blunt])
+        piece.tables["events"] = events.set_column(
+            events.column_names.index("dur_ns"), "dur_ns", pa.array(blunt, pa.int64())
+        )
         return piece
 
     monkeypatch.setattr("perfkit.sources.kineto.make_piece", wrong)

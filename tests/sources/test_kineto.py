@@ -61,6 +61,60 @@ def test_a_misleading_base_time_in_the_tail_does_not_count(tmp_path):
     assert tables["events"][0]["start_ns"] == 1000
 
 
+def based(path: Path, base: str, *, first: bool = True, ts: str = "1.5") -> Path:
+    """Write a trace of one event whose base time is spelled as given."""
+    event = json.dumps(op()).replace('"ts": 1.0', f'"ts": {ts}')
+    members = [f'"baseTimeNanoseconds": {base}', f'"traceEvents": [{event}]']
+    return write(path, "{" + ", ".join(members if first else reversed(members)) + "}")
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    "base", ["1700000000000000001.0", "1.700000000000000001e18", '"1700000000000000001"', "17000000000000000010E-1"]
+)
+def test_a_base_time_is_taken_from_its_digits_however_it_is_spelled(tmp_path, base, first):
+    tables, info = read(based(tmp_path / "t.json", base, first=first))
+    assert tables["events"][0]["start_ns"] == 1700000000000001501
+    assert counts(info) == {}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    "base",
+    [
+        "1.5",
+        '"soon"',
+        "true",
+        "[1700000000000000000]",
+        "NaN",
+        "9999999999999999999",
+        "1" + "0" * 31,
+        "9" * 5000,
+        "1e99",
+    ],
+)
+def test_what_is_no_base_time_is_quoted_and_costs_no_event(tmp_path, base, first):
+    tables, info = read(based(tmp_path / "t.json", base, first=first))
+    assert tables["events"][0]["start_ns"] == 1500
+    assert info.oddities["no_base_time"].detail.startswith(f"baseTimeNanoseconds is {base[:39]}")
+    assert counts(info) == {"no_base_time": 1}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_base_time_of_null_is_none(tmp_path, first):
+    _, info = read(based(tmp_path / "t.json", "null", first=first))
+    assert info.oddities["no_base_time"].detail == "timestamps are relative and the file does not say to what"
+
+
+@pytest.mark.parametrize("scanner", ["auto", "python"])
+def test_a_time_that_the_base_carries_beyond_64_bits_is_null_and_counted(tmp_path, scanner):
+    tables, info = read(based(tmp_path / "t.json", str(2**63 - 1501)), scanner=scanner)
+    assert (tables["events"][0]["start_ns"], info.end_ns) == (2**63 - 1, 2**63 - 1)
+    tables, info = read(based(tmp_path / "t.json", str(2**63 - 1500)), scanner=scanner)
+    assert tables["events"][0]["start_ns"] is None
+    assert counts(info) == {"time_out_of_range": 1}
+
+
 def test_relative_times_without_a_base_are_said_so(tmp_path):
     _, info = read(write(tmp_path / "t.json", document(op(ts=5))))
     assert counts(info) == {"no_base_time": 1}
@@ -94,6 +148,7 @@ def test_begin_and_end_become_one_row_across_chunks(tmp_path, monkeypatch):
     #  thread 1       B b |--------| E
     #  thread 2            B c |----------| E
     monkeypatch.setattr(json_stream, "CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr(json_stream, "FIRST_HEAD_BYTES", 100)
     filler = [op(ts=50, name=f"aten::filler{i}") for i in range(200)]
     edges = [
         ("B", 1, "a", 1),
@@ -134,6 +189,57 @@ def test_counters_become_rows_of_their_own_too(tmp_path):
         ("GPU 0 Utilization", "mem", 2.0, 3000),
     ]
     assert [(row["phase"], row["class"], row["dur_ns"]) for row in tables["events"]] == [("C", "counter", None)]
+
+
+def test_a_counter_may_be_quoted_and_what_is_no_number_has_no_row(tmp_path):
+    args = {"q": "5", "f": "-1.5e1", "t": True, "n": None, "x": float("nan"), "s": "x", "big": 10**40}
+    text = json.dumps(document({"ph": "C", "name": "c", "ts": 2e15, "args": args})).replace("NaN", "1e400")
+    tables, info = read(write(tmp_path / "t.json", text))
+    assert [(row["series"], row["value"]) for row in tables["counters"]] == [("q", 5), ("f", -15), ("big", 1e40)]
+    assert counts(info) == {"type_mismatch": 4}
+    assert info.oddities["type_mismatch"].detail == "series 't' of a counter is no number; the value has no row"
+
+
+def test_a_device_beyond_32_bits_is_null_in_counters_too(tmp_path):
+    events = [{"ph": "C", "name": "c", "ts": 2e15, "args": {"v": 1, "device": device}} for device in (2**32 + 1, 3)]
+    tables, info = read(write(tmp_path / "t.json", document(*events)))
+    assert [row["device"] for row in tables["counters"] if row["series"] == "v"] == [None, 3]
+    assert [row["device"] for row in tables["events"]] == [None, 3]
+    assert counts(info) == {"integer_out_of_range": 1}
+
+
+@pytest.mark.parametrize("grid", [123, "[1,2,3]", [1, 2.5], [1, 2, 3, 4], {"x": 1}, [2**63], [1, None]])
+def test_a_grid_that_is_not_three_integers_is_null_and_counted(tmp_path, grid):
+    events = [kernel(ts=2e15, grid=[7], block=[1, 2, 3]), kernel(ts=2e15, grid=grid, block=[4, 5, 6])]
+    tables, info = read(write(tmp_path / "t.json", document(*events)))
+    assert [[row[f"{of}_{axis}"] for of in ("grid", "block") for axis in "xyz"] for row in tables["kernels_meta"]] == [
+        [7, None, None, 1, 2, 3], [None, None, None, 4, 5, 6]]  # fmt: skip
+    assert counts(info) == {"type_mismatch": 1}
+    assert info.oddities["type_mismatch"].detail.startswith("grid is not up to three integers, such as ")
+
+
+@pytest.mark.parametrize("phase", ["i", "b", "n", "s", "C", "B", "E"])
+def test_only_intervals_have_a_duration(tmp_path, phase):
+    tables, info = read(write(tmp_path / "t.json", document(op(ts=2e15), op(ts=2e15, ph=phase, dur=-9))))
+    assert [row["dur_ns"] for row in tables["events"]] == [2000, None]
+    assert counts(info)["not_read"] == 1
+    assert "negative_dur" not in counts(info)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1 << 8, 1 << 20])
+@pytest.mark.parametrize("scanner", ["auto", "python"])
+def test_the_first_of_several_misfits_is_named_however_the_file_is_read(tmp_path, monkeypatch, scanner, chunk_bytes):
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(json_stream, "FIRST_HEAD_BYTES", 100)
+    args = [{"correlation": 1}, {"correlation": "x"}, {"External id": 1.5}, {"correlation": 1.5}, {"device": "gpu"}]
+    args += [{"bytes": 2**63}, {"correlation": 2**63}, {"grid": 5}]
+    trace = document(*[op(ts=2e15, args=one) for one in args], op(ts=2e15, dur=-1), op(ts=2e15, dur=-2))
+    _, info = read(write(tmp_path / "t.json", trace), scanner=scanner)
+    assert {kind: (oddity.count, oddity.detail) for kind, oddity in info.oddities.items()} == {
+        "type_mismatch": (5, "first in column correlation"),
+        "integer_out_of_range": (2, "first in column bytes"),
+        "negative_dur": (2, "the first is -1000 ns"),
+    }
 
 
 def test_metadata_events_name_tracks_and_are_no_events(tmp_path):
@@ -202,6 +308,19 @@ def test_devices_and_process_groups_are_described(tmp_path):
 )  # fmt: skip
 def test_ranks_in_file_names(name, rank):
     assert kineto.rank_in_name(f"rank9/dump.tar!{name}") == rank
+
+
+def test_what_surrounds_the_events_may_be_quoted_and_need_not_be_finite(tmp_path):
+    groups = [
+        {"pg_name": "0", "pg_size": "2", "ranks": "[0, 1]"},
+        {"pg_name": "1", "pg_size": "two", "ranks": "[0, " + "9" * 5000 + "]"},
+        {"pg_name": "2", "ranks": []},
+    ]
+    device = {"id": 0, "clock": float("inf"), "more": [float("nan"), 1.5]}
+    head = {"distributedInfo": {"rank": 1, "pg_config": groups}, "deviceProperties": json.dumps([device])}
+    tables, _ = read(write(tmp_path / "t.json", document(op(ts=2e15), **head)))
+    assert [(row["size"], row["ranks"]) for row in tables["process_groups"]] == [(2, [0, 1]), (None, None), (None, [])]
+    assert tables["device_info"][0]["properties"] == '{"id": 0, "clock": null, "more": [null, 1.5]}'
 
 
 def test_a_rank_in_the_file_beats_its_name(tmp_path):
