@@ -36,7 +36,7 @@ from perfkit.sources.inputs import shown_path
 from perfkit.sources.json_stream import DECODER, TraceWalk, Written
 from perfkit.sources.kineto_fields import PLAN, PLAN_WITH_ARGS
 from perfkit.sources.kineto_tables import EventPairs, Piece, make_piece, meta_rows
-from perfkit.sources.scan_python import integer_of
+from perfkit.sources.scan import integer_of
 
 RANK_IN_NAME = re.compile(
     r"(?:(?P<of>[a-z]+?)[-_. ]*)?(?:(?<![a-z])rank|(?<=(?-i:[a-z]))(?-i:Rank))[-_. ]?0*(\d{1,6})(?!\d)"

@@ -27,8 +27,7 @@ from perfkit.analysis.classify import classify_events
 from perfkit.arrays import codes_of, dictionary, from_list, from_numpy, nulls, one_chunk, to_numpy, valid_mask
 from perfkit.sources.base import PartInfo
 from perfkit.sources.kineto_fields import SIDE_TABLES
-from perfkit.sources.scan import Columns, ScanResult
-from perfkit.sources.scan_python import NUMBER_TEXT
+from perfkit.sources.scan import NUMBER_TEXT, Columns, ScanResult
 
 ON_DEVICE = ("compute", "communication", "memcpy", "memset", "sync", "device_range")
 """Classes whose pid and tid are the device and the stream."""

@@ -2,6 +2,7 @@
 
     scan_chunk(data, start, end, plan, base_ns=…) -> ScanResult
     scan_file(file, at, length, buffer, plan, base_ns=…) -> ScanResult | None        the same, read bit by bit
+    integer_of(text) -> int | None                                          by the rules of an integer column
 
 `data[start:end]` holds elements of a JSON array. Every object becomes a row of group 0, and a row of
 another group if it carries one of that group's fields. Two implementations give the same rows:
@@ -18,6 +19,7 @@ from __future__ import annotations
 import enum
 import mmap
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -36,6 +38,9 @@ Memory = bytearray | mmap.mmap
 Buffer = bytes | Memory
 PADDING = 64
 """Readable bytes that `data` must hold after `end` (the C scanner loads 16 at a time)."""
+
+NUMBER_TEXT = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([-+]?[0-9]+))?\Z")
+"""What counts as a number in quotes."""
 
 
 class Kind(enum.IntEnum):
@@ -157,6 +162,37 @@ class ScanResult:
     def columns(self) -> Columns:
         """The rows."""
         return self.to_columns()
+
+
+def scaled_integer(number: re.Match[str], scale: int, *, exact: bool) -> tuple[int | None, bool]:
+    """Value × 10^scale as (integer, False), (None, False) beyond 20 digits, (None, True) for a refused fraction.
+
+    Works on the digits, because an exponent of a million is legal JSON and must cost nothing.
+    """
+    sign, whole, fraction, exponent = number[1], number[2], number[3] or "", number[4] or "0"
+    power = int(exponent) if len(exponent) < 9 else int(exponent[0] + "9999999" if exponent[0] in "+-" else "9999999")
+    digits, keep = whole + fraction, len(whole) + power + scale
+    significant = digits.lstrip("0")
+    if not significant:
+        return 0, False
+    if len(significant) + keep - len(digits) > 20:
+        return None, False
+    kept, lost = (
+        (digits[:keep].ljust(keep, "0"), digits[keep:]) if keep > 0 else ("0", "0" + digits if keep < 0 else digits)
+    )
+    if exact and lost.strip("0"):
+        return None, True
+    value = int(kept)
+    if lost and (lost[0] > "5" or (lost[0] == "5" and (lost[1:].strip("0") != "" or value % 2 == 1))):
+        value += 1
+    return (-value if sign else value), False
+
+
+def integer_of(text: str) -> int | None:
+    """Return the integer of 64 bits that a number or the text of one means, from its digits; None if it is another."""
+    digits = NUMBER_TEXT.match(text)
+    number = scaled_integer(digits, 0, exact=True)[0] if digits else None
+    return number if number is not None and -(2**63) <= number < 2**63 else None
 
 
 def have_c_scanner() -> bool:

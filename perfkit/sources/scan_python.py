@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from perfkit.sources.scan import NUMBER_TEXT, integer_of, scaled_integer
+
 if TYPE_CHECKING:
     from perfkit.sources.scan import Buffer, Plan, ScanResult, Status, Tally
 
@@ -23,7 +25,6 @@ MAX_DEPTH = 128
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NON_FINITE = re.compile(r"-?(nan|inf(inity)?)", re.IGNORECASE)
-NUMBER_TEXT = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([-+]?[0-9]+))?\Z")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _WITHOUT_ESCAPE = re.compile(r'[^"\\]*')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
@@ -216,37 +217,6 @@ def _clean(text: str) -> str:
     return _SURROGATE.sub("\ufffd", text)
 
 
-def _scaled_integer(number: re.Match[str], scale: int, *, exact: bool) -> tuple[int | None, bool]:
-    """Value × 10^scale as (integer, False), (None, False) beyond 20 digits, (None, True) for a refused fraction.
-
-    Works on the digits, because an exponent of a million is legal JSON and must cost nothing.
-    """
-    sign, whole, fraction, exponent = number[1], number[2], number[3] or "", number[4] or "0"
-    power = int(exponent) if len(exponent) < 9 else int(exponent[0] + "9999999" if exponent[0] in "+-" else "9999999")
-    digits, keep = whole + fraction, len(whole) + power + scale
-    significant = digits.lstrip("0")
-    if not significant:
-        return 0, False
-    if len(significant) + keep - len(digits) > 20:
-        return None, False
-    kept, lost = (
-        (digits[:keep].ljust(keep, "0"), digits[keep:]) if keep > 0 else ("0", "0" + digits if keep < 0 else digits)
-    )
-    if exact and lost.strip("0"):
-        return None, True
-    value = int(kept)
-    if lost and (lost[0] > "5" or (lost[0] == "5" and (lost[1:].strip("0") != "" or value % 2 == 1))):
-        value += 1
-    return (-value if sign else value), False
-
-
-def integer_of(text: str) -> int | None:
-    """Return the integer of 64 bits that a number or the text of one means, from its digits; None if it is another."""
-    digits = NUMBER_TEXT.match(text)
-    number = _scaled_integer(digits, 0, exact=True)[0] if digits else None
-    return number if number is not None and -(2**63) <= number < 2**63 else None
-
-
 class _Rows:
     """Columns under construction, as Python lists."""
 
@@ -327,7 +297,7 @@ class _Rows:
             self._count(self.mismatches, name)
             return
         is_time = kind in (Kind.TIME, Kind.TIME_ABS)
-        number, mismatch = _scaled_integer(digits, 3 if is_time else 0, exact=not is_time)
+        number, mismatch = scaled_integer(digits, 3 if is_time else 0, exact=not is_time)
         if mismatch:
             self._count(self.mismatches, name)
             return
