@@ -18,7 +18,6 @@ is of the whole identifier. Where the rest said what a kernel is, a hint in brac
 
 from __future__ import annotations
 
-import builtins
 import hashlib
 import io
 import json
@@ -26,33 +25,46 @@ import os
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from isal import isal_zlib
 
 from perfkit.analysis.classify import default_classifier
+from perfkit.analysis.windows import USER_STEP
 from perfkit.errors import CorruptInput, PerfkitError, UnsupportedInput, UsageError
 from perfkit.redact_names import (
     ALWAYS_HASHED,
+    BETWEEN,
     BUILTIN_OWNERS,
+    C_FUNCTIONS,
+    CLASSES,
     FORM_WORDS,
     FUNCTIONS,
+    HOST_HINTS,
     KERNEL_HINTS,
     KEY_KINDS,
     KNOWN_KEYS,
+    LABELS,
     LIBRARY_NAME,
+    LONG_NUMBER,
+    LONG_NUMBER_KEYS,
     METRIC_KEY,
     MODULES,
     NAME_KEYS,
     NAMESPACES,
+    NODES,
     NUMBER,
     OPTIMIZERS,
     PACKAGES,
     PLAIN,
+    PRECISIONS,
     PYTHON_METHODS,
+    ROLE_HINTS,
     SAFE_STRINGS,
     STDLIB,
     STDLIB_FILES,
@@ -61,9 +73,13 @@ from perfkit.redact_names import (
     TORCH_FUNCTIONS,
     VERSION,
     VERSION_KEYS,
+    is_group,
     is_known,
     is_library,
+    is_part,
+    is_telling,
     known_length,
+    stdlib_functions,
 )
 from perfkit.sources.detect import find_inputs
 from perfkit.sources.inputs import SliceStream, decompress
@@ -72,22 +88,22 @@ CHUNK_BYTES = 4 << 20
 MAX_STRING_BYTES = 64 << 20
 _TOKEN = re.compile(r"[a-z]+_[0-9a-f]{10,}(?:_\d+)?")
 
-_FRAME = re.compile(r"(?P<file>.*?\.pyx?|<[^<>]*>)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
+_FRAME = re.compile(r"(?P<file>.*?\.pyx?|<[^<>]*>)\((?P<line>\d{1,7})\): (?P<function>.*)", re.DOTALL)
 _PACKAGE_ROOT = re.compile(r"(?:.*/)?(?:(site-packages|dist-packages)|lib(?:64)?/python\d\.\d+)/(.*)", re.DOTALL)
 _FROZEN = re.compile(r"<frozen ([\w.]+)>")
-_MODULE = re.compile(r"nn\.Module: (\w+?)((?:_\d+)?)")
+_MODULE = re.compile(r"nn\.Module: (\w+?)((?:_\d{1,6})?)")
 _OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)#(\w+)\.(step|zero_grad)")
-_BUILTIN = re.compile(r"<built-in (function|method) (\w+)(?: of ([\w.]+) object at (0x[0-9a-fA-F]+))?>")
+_BUILTIN = re.compile(r"<built-in (function|method) (\w*)(?: of ([\w.]+) object at (0x[0-9a-fA-F]{1,16}))?>")
 _EVALUATE = "autograd::engine::evaluate_function: "
-_BACKWARD = re.compile(r"(\w+)Backward(\d*)")
+_BACKWARD = re.compile(r"(\w+?)Backward(\d{0,3})")
 _LABELLED = re.compile(
     r"((?:nccl|gloo|mpi|ucc|xccl):|(?:DistributedDataParallel|FullyShardedDataParallel|DataParallel)\.)(\w+)"
-    r"((?: \d+(?:->|<-)\d+)?)"
+    r"((?: \d{1,6}(?:->|<-)\d{1,6})?)"
 )
 """A collective, or a method of a wrapper of torch."""
 _GRAPH = re.compile(r"## Call CompiledFxGraph (\w+) ##")
-_QUALIFIED = re.compile(r"(?:::)?\w*[^\W\d]\w*(?:::(?:\w*[^\W\d]\w*|\(anonymous namespace\)))*")
-_SIGNATURE = re.compile(r"\w+(?:\(.*\))?", re.DOTALL)
+_QUALIFIED = re.compile(r"(?<!\w)(?:::)?\d*[^\W\d]\w*(?:::(?:\d*[^\W\d]\w*|\(anonymous namespace\)))*")
+_SIGNATURE = re.compile(r"\w+(?:\(.*\)|\.kd)?", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -147,6 +163,7 @@ class Redactor:
     def key(self, key: str) -> tuple[str, tuple[str, ...]]:
         """Return what becomes of a key, and the kinds of names hashed in it."""
         if _is_known_key(key):
+            self.kept.add(key)
             return key, ()
         return self.token("key", key), ("key",)
 
@@ -154,9 +171,10 @@ class Redactor:
         """Return what becomes of a string under `key`, and the kinds of names hashed in it."""
         self._kinds.clear()
         new = self._decide(key, value)
-        if new == value:
-            self.kept.add(value)
-        return new, tuple(self._kinds)
+        kinds = tuple(self._kinds)
+        if new == value or (not kinds and self._decide(key, new) == new):  # a path without the folders before it
+            self.kept.add(new)
+        return new, kinds
 
     def entry(self, key: bytes, separator: bytes, value: bytes | None) -> tuple[bytes, tuple[str, ...]]:
         """Redact JSON text: a key and the string under it, or, without a separator, only that string."""
@@ -176,13 +194,13 @@ class Redactor:
     def _decide(self, key: str, value: str) -> str:
         if value == "":
             return value
-        if not _is_known_key(key):
+        if not _is_known_key(key) or value.endswith(_NOT_TEXT):
             return self.token("text", value)
         if key in ALWAYS_HASHED:
             return self.token(KEY_KINDS[key], value)
         if key == "Call stack":
             return ";".join(self._frame(frame) if frame else "" for frame in value.split(";"))
-        if value in SAFE_STRINGS or PLAIN.fullmatch(value):
+        if value in SAFE_STRINGS or (PLAIN.fullmatch(value) and not _is_account(key, value)):
             return value
         if VERSION_KEYS.fullmatch(key) and VERSION.fullmatch(value):
             return value
@@ -190,35 +208,42 @@ class Redactor:
             return self._name(value)
         if LIBRARY_NAME.fullmatch(value) and key in ("pid", "tid", "labels", "cuda_sync_kind", "kind"):
             return value
-        return self.token(KEY_KINDS.get(key, "text"), value)
+        kind = KEY_KINDS.get(key, "text")
+        return value if kind == "pg" and is_group(value) else self.token(kind, value)
 
     def _name(self, name: str) -> str:
-        if name in SAFE_STRINGS or LIBRARY_NAME.fullmatch(name):
+        if name in SAFE_STRINGS or LIBRARY_NAME.fullmatch(name) or _is_metric(name):
+            return name
+        if USER_STEP.fullmatch(name) and name.isascii() and not is_telling(name):  # marks the windows of an analysis
             return name
         if name.startswith(_EVALUATE):
             return self._part(_EVALUATE) + self._name(name.removeprefix(_EVALUATE))
         if match := _BACKWARD.fullmatch(name):  # an analysis must still see that it is the backward pass
-            is_torch = match[2] and name[0].isupper() and is_known(name)  # a number: made by torch's generator
-            return name if is_torch else f"{self.token('fn', match[1])}Backward{match[2]}"
+            if match[1] in NODES:
+                return name
+            checkpoint = "Checkpoint_" if "Checkpoint" in name else ""  # what runs again below it is recomputed
+            return f"{self._part(checkpoint)}{self.token('fn', match[1])}Backward{match[2]}"
         if match := _LABELLED.fullmatch(name):
-            return name if is_known(match[2]) else f"{self._part(match[1])}{self.token('label', match[2])}{match[3]}"
+            return name if match[2] in LABELS else f"{self._part(match[1])}{self.token('label', match[2])}{match[3]}"
         if match := _GRAPH.fullmatch(name):
             return f"## Call CompiledFxGraph {self.token('graph', match[1])} ##"
         if _FRAME.fullmatch(name) or name.startswith(("<", "nn.Module: ", "Optimizer.")):
             return self._frame(name)
         if "/" in name and "::" not in name:
-            return self.token("path", name)
+            return self._hinted(name, self.token("path", name))
         if "::" in name or "<" in name or name.startswith("void ") or _SIGNATURE.fullmatch(name):
             return self._hinted(name, self._symbol(name))
-        return self.token("label", name)
+        return self._hinted(name, self.token("label", name))
 
     def _hinted(self, name: str, redacted: str) -> str:
-        """Say what a kernel is where its name no longer does, so that the copy is analysed like the original."""
+        """Say what a kernel or range is where its name no longer does: the copy is analysed like the original."""
+        if redacted == name:
+            return redacted
         meaning = _meaning(name)
-        if redacted == name or _meaning(redacted) == meaning:
+        if (_NO_MEANING if _TOKEN.fullmatch(redacted) else _meaning(redacted)) == meaning:
             return redacted
         for text in (redacted, self.token("symbol", name)):
-            for hint in ("", *KERNEL_HINTS):
+            for hint in _hints(meaning):
                 hinted = f"[{hint}] {text}" if hint else text
                 if _meaning(hinted) == meaning:
                     self._part(hint)
@@ -234,23 +259,33 @@ class Redactor:
             optimizer = self._keep(match[2] in OPTIMIZERS, "class", match[2])
             return f"{self._part(f'Optimizer.{match[1]}#')}{optimizer}.{match[3]}"
         if match := _FRAME.fullmatch(text):
-            inside, is_library = _place(match["file"])
-            form = "<{}>" if match["file"].startswith("<") else "{}.py"  # code without a file is analysed otherwise
-            file = self._part(inside) if inside else form.format(self.token("file", match["file"]))
-            function = self._keep(is_library or match["function"] in FUNCTIONS, "fn", match["function"])
-            return f"{file}({match['line']}): {function}"
+            return self._code(text, match["file"], match["line"], match["function"])
         if match := _BUILTIN.fullmatch(text):
             kind, function, owner, address = match.groups()
-            is_public = owner is not None and owner.split(".")[0] in BUILTIN_OWNERS | SURE_PACKAGES and is_known(owner)
-            is_method = is_public and (function in PYTHON_METHODS or is_known(function))
-            function = self._keep(
-                is_method or hasattr(builtins, function) or function in TORCH_FUNCTIONS, "fn", function
+            is_public = owner in CLASSES or owner in BUILTIN_OWNERS
+            is_public = is_public or (
+                owner is not None and owner.split(".")[0] in BUILTIN_OWNERS | SURE_PACKAGES.keys() and is_known(owner)
             )
+            is_method = is_public and owner not in CLASSES and is_known(function)
+            is_function = function in PYTHON_METHODS or function in FUNCTIONS or function in C_FUNCTIONS
+            is_function |= function in TORCH_FUNCTIONS or not function
+            function = self._keep((is_method or is_function) and not is_telling(function), "fn", function)
             if owner is None:
                 return f"<built-in {kind} {function}>"
-            owner = self._keep(is_public or owner == "type", "class", owner)
+            owner = self._keep((is_public or owner == "type") and not is_telling(owner), "class", owner)
             return f"<built-in {kind} {function} of {owner} object at {address}>"
         return self.token("fn", text)
+
+    def _code(self, text: str, file: str, line: str, function: str) -> str:
+        inside, is_library = _place(file, function)
+        form = "<{}>" if file.startswith("<") else "{}.py"  # code without a file is analysed otherwise
+        place = self._part(inside) if inside else form.format(self.token("file", file))
+        is_public = is_library or function in FUNCTIONS or function in stdlib_functions(inside.removesuffix(".py"))
+        redacted = f"{place}({line}): {self._keep(is_public and not is_telling(function), 'fn', function)}"
+        if not inside and not file.startswith("<") and (kind := _host_kind(text)) and _host_kind(redacted) != kind:
+            hint = next((hint for hint in HOST_HINTS if _host_kind(f"{hint}/x.py(1): f") == kind), "")
+            return f"{self._part(hint)}/{redacted}" if hint else redacted
+        return redacted
 
     def _keep(self, is_public: bool, kind: str, name: str) -> str:
         return self._part(name) if is_public else self.token(kind, name)
@@ -261,6 +296,9 @@ class Redactor:
 
     def _symbol(self, symbol: str) -> str:
         """Redact a C++ symbol: identifiers of libraries stay as far as they are known, and so do built-in types."""
+        gaps = _QUALIFIED.split(symbol)
+        if is_telling(symbol) or not all(BETWEEN.fullmatch(gap) for gap in gaps):
+            return self.token("symbol", symbol)
 
         def redact(match: re.Match[str]) -> str:
             word = match.group().removeprefix("::")
@@ -282,38 +320,99 @@ class Redactor:
 
 
 def _is_known_key(key: str) -> bool:
-    return key in KNOWN_KEYS or (METRIC_KEY.fullmatch(key) is not None and is_known(key))
+    return key in KNOWN_KEYS or _is_metric(key)
 
 
-def _place(file: str) -> tuple[str, bool]:
+def _is_account(key: str, number: str) -> bool:
+    """Say whether a number is longer than what this key counts."""
+    if key in LONG_NUMBER_KEYS or number.startswith(("[", "(", "0x")):
+        return False
+    return is_telling(number) if key in NAME_KEYS else LONG_NUMBER.search(number) is not None
+
+
+def _is_metric(name: str) -> bool:
+    return METRIC_KEY.fullmatch(name) is not None and is_known(name) and not is_telling(name)
+
+
+def _place(file: str, function: str) -> tuple[str, bool]:
     """Return the public part of a file's path, empty if there is none, and whether it surely is of a library."""
     if match := _FROZEN.fullmatch(file):
         return (file, True) if match[1].replace(".", "/") in STDLIB_FILES else ("", False)
     match = _PACKAGE_ROOT.fullmatch(file)
     inside = match[2] if match else file
     top, _, rest = inside.partition("/")
-    if ".." in inside:
+    if ".." in inside or is_telling(inside):
         return "", False
-    if rest and top in (SURE_PACKAGES if match is None else PACKAGES if match[1] else STDLIB):
+    if rest and top in SURE_PACKAGES:
+        return (inside, True) if is_part(inside, function) else ("", False)
+    if rest and match and top in (PACKAGES if match[1] else STDLIB):
         return inside, True
     return (inside, match is not None) if inside.removesuffix(".py") in STDLIB_FILES else ("", False)
 
 
-def _meaning(kernel: str) -> tuple[str | None, str | None]:
-    """Return the class of a kernel of this name if it is not plain compute, and the family if it is."""
-    classifier = default_classifier()
-    special = classifier.match("class", "compute", kernel)
-    return special, None if special else classifier.match("family", "", kernel)
+# --- what a name means to an analysis --------------------------------------------------------------
+
+_Meaning = tuple[str | None, ...]
+_NO_MEANING: _Meaning = (None,) * 6
+"""What a token means."""
+
+
+@lru_cache(maxsize=64)
+def _patterns(kind: str, of: str) -> list[tuple[re.Pattern[str], str]]:
+    """Return the classifier's rules for a search in one text, which is what it is slow at: it serves columns."""
+    rules = default_classifier().rules
+    return [
+        (re.compile(rule.pattern, re.IGNORECASE), rule.result) for rule in rules if (rule.kind, rule.of) == (kind, of)
+    ]
+
+
+def _first(rules: Sequence[tuple[re.Pattern[str], str]], text: str) -> str | None:
+    return next((result for pattern, result in rules if pattern.search(text)), None)
+
+
+@lru_cache(maxsize=1 << 16)
+def _host_kind(name: str) -> str | None:
+    return _first(_patterns("host", ""), name.lower())
+
+
+def _meaning(name: str) -> _Meaning:
+    """Return what perfkit reads in a name, of a kernel or of a range: which of the two it is may not be known yet."""
+    text = name.lower()
+    special = _first(_patterns("class", "compute"), text)
+    family = None if special else _first(_patterns("family", ""), text)
+    precision = _first(_PRECISIONS, text) if family in ("gemm", "conv", "attention") else None
+    roles = (_first([role], text) for role in _ROLES)
+    return special, family, _host_kind(text), precision, *roles
+
+
+_PRECISIONS = [(re.compile(pattern), word) for word, pattern in PRECISIONS]
+_ROLES = [(re.compile(pattern), word) for word, pattern in ROLE_HINTS]
+
+
+@lru_cache(maxsize=4096)
+def _hints(meaning: _Meaning) -> list[str]:
+    """Return the words that may say a meaning, fewest first."""
+    _, _, host, precision, *roles = meaning
+    kernels = ["", *(hint for hint in KERNEL_HINTS if _meaning(hint)[:2] == meaning[:2])]
+    hosts = ["", *(hint for hint in HOST_HINTS if _host_kind(hint) == host)] if host else [""]
+    words = list(product(kernels, hosts, ["", precision] if precision else [""], [" ".join(filter(None, roles))]))
+    return sorted((" ".join(filter(None, group)) for group in words), key=len)
 
 
 # --- the text --------------------------------------------------------------------------------------
 
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
-_ENTRY = re.compile(rb"(" + _STRING + rb"(?:\s*:\s*(?:" + _STRING + rb")?)?)", re.DOTALL)
-"""A key with its string, a key alone, or a string in a list."""
+_UNFINISHED = rb'"[^"\\]*(?:\\.[^"\\]*)*\\?\Z'
+_ENTRY = re.compile(rb"(" + _STRING + rb"(?:\s*:\s*(?:" + _STRING + rb")?)?|" + _UNFINISHED + rb")", re.DOTALL)
+"""A key with its string, a key alone, a string in a list, or one that the text ends in: without that the search would
+go on inside of it, once for every `\\"`."""
 _PARTS = re.compile(rb"(" + _STRING + rb")(?:(\s*:\s*)(" + _STRING + rb")?)?", re.DOTALL)
 _GAP_DROPPED = b" \t\r\n0123456789+-.eE,:[]{}"
-_GAP_WORDS = re.compile(rb"(?:tru|fals|null|NaN|Infinity)*")
+_GAP_WORDS = re.compile(rb"(?:tru|fals|null|NaN|nan|Infinity|infinity|inf)*")
+
+
+_NOT_TEXT = "\0"
+"""At the end of what is not UTF-8 or no JSON string: never equal to a known string, and always hashed whole."""
 
 
 def _text_of(token: bytes) -> str:
@@ -321,11 +420,11 @@ def _text_of(token: bytes) -> str:
         try:
             return token[1:-1].decode()
         except UnicodeDecodeError:
-            return token[1:-1].decode("utf-8", "backslashreplace") + "\0"  # never equal to a known string
+            return token[1:-1].decode("utf-8", "backslashreplace") + _NOT_TEXT
     try:
         return str(json.loads(token.decode("utf-8", "backslashreplace"), strict=False))
     except ValueError:
-        return token.decode("utf-8", "backslashreplace") + "\0"
+        return token.decode("utf-8", "backslashreplace") + _NOT_TEXT
 
 
 class _Readable(Protocol):
@@ -341,13 +440,17 @@ def _pieces(source: _Readable, path: str) -> Iterator[list[bytes]]:
     held = b""
     while block := source.read(CHUNK_BYTES):
         pieces = _ENTRY.split(held + block)
-        held = b"".join(pieces[-2:])
+        num_held = 4 if _is_unfinished(pieces) else 2  # with the key before it
+        held = b"".join(pieces[-num_held:])
         if len(held) > MAX_STRING_BYTES:
             raise CorruptInput(f"{MAX_STRING_BYTES:,} bytes without a string", path=path, next_step="is it a trace?")
-        yield [*pieces[:-2], b""][: max(1, len(pieces) - 2)]
+        yield [*pieces[:-num_held], b""][: max(1, len(pieces) - num_held)]
     pieces = _ENTRY.split(held)
-    pieces[-1] = pieces[-1].partition(b'"')[0]
-    yield pieces
+    yield pieces[:-2] if _is_unfinished(pieces) else pieces
+
+
+def _is_unfinished(pieces: list[bytes]) -> bool:
+    return len(pieces) > 1 and _PARTS.fullmatch(pieces[-2]) is None
 
 
 def _check_gaps(gaps: bytes, path: str) -> None:
@@ -434,6 +537,8 @@ def redact_trace(
             next_step="give a torch.profiler JSON trace",
         )
     target = Path(target)
+    if os.path.lexists(target) and (target.is_symlink() or not target.is_file()):
+        raise UsageError(f"{target} is there and is no regular file", next_step="give another name with -o")
     if target.exists() and isinstance(trace.file, Path) and target.samefile(trace.file):
         raise UsageError(f"{target}: the copy would replace the trace", next_step="give another name with -o")
     redactor = Redactor(hashlib.blake2b(salt.encode()).digest() if salt else None)
@@ -503,7 +608,7 @@ def _prove(path: Path, redactor: Redactor, *, gzipped: bool) -> int:
     strings = {part for entry in seen for part in _parts(entry)[::2] if part}
     for token in strings:
         text = _text_of(token)
-        if text in KNOWN_KEYS:
+        if text in redactor.kept:
             continue
         if text in secrets_whole or not secrets_words.isdisjoint(_words(text)):
             raise PerfkitError(
@@ -523,12 +628,11 @@ def _secret_words(name: str) -> list[str]:
 
 
 def _is_public(word: str) -> bool:
-    return bool(
-        word in FORM_WORDS
-        or word in KNOWN_KEYS
-        or is_known(word)
-        or PLAIN.fullmatch(word)
-        or LIBRARY_NAME.fullmatch(word)
+    if not any(letter.isalpha() for letter in word):  # no word at all: a short number, or it may be an address
+        return re.fullmatch(r"-*\d{0,7}\.?\d{0,4}", word) is not None
+    return word in FORM_WORDS or (
+        not is_telling(word)
+        and (word in KNOWN_KEYS or is_known(word) or bool(PLAIN.fullmatch(word) or LIBRARY_NAME.fullmatch(word)))
     )
 
 
