@@ -1,6 +1,7 @@
 """Copy a Kineto trace without what identifies its owner: hosts, users, paths, own functions and models.
 
-    redact_trace(source, target, salt=None) -> RedactionReport
+    redact_trace(source, target, salt=None)     -> RedactionReport
+    redact_traces(sources, folder, salt=None)   -> a report of each: ranks of one job, whose tokens fit together
 
 Default deny. A string stays only if it is known to come from a public library or from the profiler itself;
 every other string, and every unknown key, becomes a token such as `fn_3fa9c1d204`. Tokens are keyed hashes:
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -28,7 +30,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import product
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -36,7 +37,7 @@ from isal import isal_zlib
 
 from perfkit.analysis.classify import default_classifier
 from perfkit.analysis.windows import USER_STEP
-from perfkit.errors import CorruptInput, PerfkitError, UnsupportedInput, UsageError
+from perfkit.errors import CorruptInput, PerfkitError, UnsupportedInput, UsageError, cannot_write
 from perfkit.redact_names import (
     ALWAYS_HASHED,
     BETWEEN,
@@ -70,6 +71,7 @@ from perfkit.redact_names import (
     STDLIB_FILES,
     SURE_PACKAGES,
     SYMBOL_WORDS,
+    TENSOR_CORES,
     TORCH_FUNCTIONS,
     VERSION,
     VERSION_KEYS,
@@ -81,8 +83,10 @@ from perfkit.redact_names import (
     known_length,
     stdlib_functions,
 )
+from perfkit.sources.base import Input
 from perfkit.sources.detect import find_inputs
 from perfkit.sources.inputs import SliceStream, decompress
+from perfkit.sources.kineto import rank_in_name
 
 CHUNK_BYTES = 4 << 20
 MAX_STRING_BYTES = 64 << 20
@@ -122,6 +126,8 @@ class RedactionReport:
     bytes_out: int = 0
     problem: str | None = None
     """What is wrong with the source, if it is cut or broken; so is the copy, then."""
+    rank_recorded: bool = False
+    """Whether the rank stands in the trace; otherwise only its file name may say it."""
     strings_checked: int = 0
     """Distinct strings of the copy in which every hashed name was looked for, and not found."""
 
@@ -134,6 +140,8 @@ class Redactor:
         self._tokens: dict[tuple[str, str], str] = {}
         self._owners: dict[str, tuple[str, str]] = {}
         self._kinds: list[str] = []
+        self._meanings: dict[str, _Meaning] = {}
+        self._hinting = True
         self.kept: set[str] = set()
         self.kept_parts: set[str] = set()
         """Library names inside strings that were hashed in part."""
@@ -153,6 +161,7 @@ class Redactor:
         key = (kind, name)
         if key not in self._tokens:
             digest = hashlib.blake2b(f"{kind}\0{name}".encode("utf-8", "surrogatepass"), key=self._salt).hexdigest()
+            digest = digest.replace("f16", "016")  # in a kernel's name that would be a number format
             length = 10
             while self._owners.get(token := f"{kind}_{digest[:length]}", key) != key:
                 length += 2
@@ -175,6 +184,14 @@ class Redactor:
         if new == value or (not kinds and self._decide(key, new) == new):  # a path without the folders before it
             self.kept.add(new)
         return new, kinds
+
+    def prepare(self, names: Sequence[str]) -> None:
+        """Look up what names mean before they are asked for: the classifier is ten times faster for many at once."""
+        self._hinting = False
+        texts = dict.fromkeys((*names, *(self._name(name) for name in names)))
+        self._hinting = True
+        texts = dict.fromkeys(text.removeprefix(_EVALUATE) for text in texts if not _TOKEN.fullmatch(text))
+        self._meanings.update(zip(texts, _meanings(list(texts)), strict=True))
 
     def entry(self, key: bytes, separator: bytes, value: bytes | None) -> tuple[bytes, tuple[str, ...]]:
         """Redact JSON text: a key and the string under it, or, without a separator, only that string."""
@@ -237,18 +254,22 @@ class Redactor:
 
     def _hinted(self, name: str, redacted: str) -> str:
         """Say what a kernel or range is where its name no longer does: the copy is analysed like the original."""
-        if redacted == name:
+        if redacted == name or not self._hinting:
             return redacted
-        meaning = _meaning(name)
-        if (_NO_MEANING if _TOKEN.fullmatch(redacted) else _meaning(redacted)) == meaning:
+        meaning = self._meaning(name)
+        if self._meaning(redacted) == meaning:
             return redacted
         for text in (redacted, self.token("symbol", name)):
+            is_token = _TOKEN.fullmatch(text) is not None
             for hint in _hints(meaning):
                 hinted = f"[{hint}] {text}" if hint else text
-                if _meaning(hinted) == meaning:
+                if (_meaning_of_hint(hint) if is_token else _meaning(hinted)) == meaning:
                     self._part(hint)
                     return hinted
         return redacted
+
+    def _meaning(self, name: str) -> _Meaning:
+        return _NO_MEANING if _TOKEN.fullmatch(name) else self._meanings.get(name) or _meaning(name)
 
     def _frame(self, text: str) -> str:
         """Redact one entry of a call stack: `file.py(12): function`, a built-in, a module or an optimizer's step."""
@@ -353,7 +374,7 @@ def _place(file: str, function: str) -> tuple[str, bool]:
 # --- what a name means to an analysis --------------------------------------------------------------
 
 _Meaning = tuple[str | None, ...]
-_NO_MEANING: _Meaning = (None,) * 6
+_NO_MEANING: _Meaning = (None,) * 7
 """What a token means."""
 
 
@@ -378,25 +399,42 @@ def _host_kind(name: str) -> str | None:
 def _meaning(name: str) -> _Meaning:
     """Return what perfkit reads in a name, of a kernel or of a range: which of the two it is may not be known yet."""
     text = name.lower()
-    special = _first(_patterns("class", "compute"), text)
-    family = None if special else _first(_patterns("family", ""), text)
-    precision = _first(_PRECISIONS, text) if family in ("gemm", "conv", "attention") else None
+    special, family = _first(_patterns("class", "compute"), text), _first(_patterns("family", ""), text)
+    return _whole_meaning(text, special, family, _host_kind(text))
+
+
+def _meanings(names: Sequence[str]) -> list[_Meaning]:
+    match_all, texts = default_classifier().match_all, [name.lower() for name in names]
+    found = (match_all(kind, of, texts) for kind, of in (("class", "compute"), ("family", ""), ("host", "")))
+    return [_whole_meaning(*each) for each in zip(texts, *found, strict=True)]
+
+
+def _whole_meaning(text: str, special: str | None, family: str | None, host: str | None) -> _Meaning:
+    family = None if special else family
+    is_product = family in ("gemm", "conv", "attention")
+    precision, tensor = (_first(rules, text) if is_product else None for rules in (_PRECISIONS, _TENSOR_CORES))
     roles = (_first([role], text) for role in _ROLES)
-    return special, family, _host_kind(text), precision, *roles
+    return special, family, host, precision, tensor, *roles
 
 
 _PRECISIONS = [(re.compile(pattern), word) for word, pattern in PRECISIONS]
+_TENSOR_CORES = [(re.compile(TENSOR_CORES[1]), TENSOR_CORES[0])]
 _ROLES = [(re.compile(pattern), word) for word, pattern in ROLE_HINTS]
+
+
+@lru_cache(maxsize=4096)
+def _meaning_of_hint(hint: str) -> _Meaning:
+    return _meaning(f"[{hint}] symbol_0123456789")
 
 
 @lru_cache(maxsize=4096)
 def _hints(meaning: _Meaning) -> list[str]:
     """Return the words that may say a meaning, fewest first."""
-    _, _, host, precision, *roles = meaning
+    _, _, host, precision, tensor, *roles = meaning
     kernels = ["", *(hint for hint in KERNEL_HINTS if _meaning(hint)[:2] == meaning[:2])]
     hosts = ["", *(hint for hint in HOST_HINTS if _host_kind(hint) == host)] if host else [""]
-    words = list(product(kernels, hosts, ["", precision] if precision else [""], [" ".join(filter(None, roles))]))
-    return sorted((" ".join(filter(None, group)) for group in words), key=len)
+    others = [["", word] if word else [""] for word in (precision, tensor, *roles)]
+    return sorted((" ".join(filter(None, group)) for group in itertools.product(kernels, hosts, *others)), key=len)
 
 
 # --- the text --------------------------------------------------------------------------------------
@@ -480,7 +518,9 @@ def redact_stream(
         gaps, entries = pieces[0::2], pieces[1::2]
         _check_gaps(b" ".join(gaps), path)
         out = [new_text.get(entry) for entry in entries]
-        for index in [index for index, text in enumerate(out) if text is None]:
+        new = [index for index, text in enumerate(out) if text is None]
+        redactor.prepare(_names([entries[index] for index in new]))
+        for index in new:
             entry = entries[index]
             if index and out[index - 1] is not None and entries[index - 1] in new_text:
                 list_key = entries[index - 1]
@@ -511,6 +551,12 @@ def redact_stream(
     return num_read, num_written, occurrences
 
 
+def _names(entries: list[bytes]) -> list[str]:
+    """Return the names of events and kernels among the entries, each once."""
+    parts = (_parts(entry) for entry in dict.fromkeys(entries))
+    return [_text_of(value) for key, _, value in parts if value and key in (b'"name"', b'"kernel"', b'"kernel_name"')]
+
+
 def _parts(entry: bytes) -> tuple[bytes, bytes, bytes | None]:
     """Split an entry into its key, the separator and the string; a string in a list is all key."""
     match = _PARTS.fullmatch(entry)
@@ -524,19 +570,53 @@ def redact_trace(
 
     `salt` makes tokens comparable between exports; keep it secret. Without it a random one is used and forgotten.
     """
-    found = find_inputs([source])
+    inputs = _kineto_inputs([source])
+    if len(inputs) != 1:
+        raise UsageError(f"{source}: {len(inputs)} traces in there", next_step="name a folder for the copies with -o")
+    return _redact_input(inputs[0], Path(target), salt)
+
+
+def redact_traces(
+    sources: Sequence[str | os.PathLike[str]], folder: str | os.PathLike[str], *, salt: str | None = None
+) -> list[RedactionReport]:
+    """Write a redacted copy of every Kineto trace under `sources` into `folder`, named after its rank.
+
+    All have one salt, random if none is given: names are the same in each, as they were in the traces.
+    """
+    inputs, folder = _kineto_inputs(sources), Path(folder)
+    if not inputs:
+        raise UsageError("no traces in there", next_step="name files or folders of torch.profiler traces")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from None
+    salt = salt or secrets.token_hex()
+    return [_redact_input(trace, free_name(folder, trace.path), salt) for trace in inputs]
+
+
+def free_name(folder: Path, trace: str) -> Path:
+    """Name the copy by what may be known of the trace: its rank. A file that is there is not replaced."""
+    rank = rank_in_name(trace)
+    stem = "redacted" if rank is None else f"redacted-rank{rank}"
+    names = itertools.chain([stem], (f"{stem}.{number}" for number in itertools.count(2)))
+    return next(path for name in names if not os.path.lexists(path := folder / f"{name}.json.gz"))
+
+
+def _kineto_inputs(sources: Sequence[str | os.PathLike[str]]) -> list[Input]:
+    found = find_inputs(sources)
     if found.rejected:
         raise found.rejected[0]
-    if len(found.inputs) != 1:
-        raise UsageError(f"{source}: {len(found.inputs)} traces in there", next_step="give one trace at a time")
-    trace = found.inputs[0]
-    if trace.kind != "kineto":
-        raise UnsupportedInput(
-            "an nsys export, which --redact does not cover yet",
-            path=trace.path,
-            next_step="give a torch.profiler JSON trace",
-        )
-    target = Path(target)
+    for trace in found.inputs:
+        if trace.kind != "kineto":
+            raise UnsupportedInput(
+                "an nsys export, which --redact does not cover yet",
+                path=trace.path,
+                next_step="give a torch.profiler JSON trace",
+            )
+    return found.inputs
+
+
+def _redact_input(trace: Input, target: Path, salt: str | None) -> RedactionReport:
     if os.path.lexists(target) and (target.is_symlink() or not target.is_file()):
         raise UsageError(f"{target} is there and is no regular file", next_step="give another name with -o")
     if target.exists() and isinstance(trace.file, Path) and target.samefile(trace.file):
@@ -559,6 +639,7 @@ def redact_trace(
     report.names = redactor.names_by_kind()
     report.occurrences = dict(sorted(occurrences.items()))
     report.strings_kept = len(redactor.kept)
+    report.rank_recorded = "rank" in redactor.kept
     return report
 
 

@@ -354,10 +354,12 @@ ROLE_HINTS = (("barrier", r"barrier"), ("recv", r"(?<![a-z])i?recv|receive_(?:fo
 PRECISIONS = (
     ("fp8", r"e4m3|e5m2|fp8|float8"), ("bf16", r"bf16|bfloat16|nvjet_t"),
     ("fp16", r"fp16|float16|_h\d*gemm|h884|h1688|hgemm|half|f16|nvjet_h"),
-    ("tf32", r"tf32|tfloat32|xf32|s1688|nvjet_s"),
+    ("tf32", r"tf32|s1688|nvjet_s"),
     ("fp32", r"sgemm|scudnn|fp32|float32|f32f32|<float\b"), ("int8", r"int8|imma|s8s8"),
 )  # fmt: skip
-"""What the name of a matrix kernel says about its inputs; the first that matches."""
+"""What the name of a matrix kernel says about its inputs; the first that matches, as in perfkit.analysis."""
+TENSOR_CORES = ("xf32", r"tf32|xf32|s1688|tensorop_s|nvjet_s")
+"""Tensor cores multiply what the op's inputs call fp32."""
 
 _GROUP_WORDS = words(
     """

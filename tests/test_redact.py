@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import re
 from pathlib import Path
 
@@ -14,13 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfkit import redact
-from perfkit.analysis.classify import FAMILIES, kernel_family
+from perfkit.analysis import kernels, utilisation
+from perfkit.analysis.classify import FAMILIES, default_classifier, kernel_family
+from perfkit.cli.main import main
 from perfkit.errors import CorruptInput, PerfkitError, UnsupportedInput, UsageError
 from perfkit.redact import Redactor, _meaning, redact_stream, redact_trace
-from perfkit.redact_names import KERNEL_HINTS, WORDS
+from perfkit.redact_names import HOST_HINTS, KERNEL_HINTS, PRECISIONS, TENSOR_CORES, WORDS
 from perfkit.sources import kineto
 from perfkit.sources.detect import find_inputs
 
+HTA = "facebookresearch__HolisticTraceAnalysis/tests/data"
 SECRETS = (
     "gpu-node-17.example.internal",
     "alice",
@@ -243,6 +247,10 @@ class TestWhatGoes:
         assert not set(re.findall(r"[0-9a-f]{2,}", telling)) & set(re.findall(r"[0-9a-f]{2,}", copy)) - {"add", "ad"}
         assert not redact.is_telling(copy)
 
+    def test_text_that_is_not_utf8_becomes_one_token(self):
+        copy = redacted(b'{"traceEvents": [{"ph": "X", "name": "aten::caf\xe9.py(1): f"}]}')
+        assert re.fullmatch(r"text_\w{10}", names(copy)[0])
+
     def test_an_address_that_was_hashed_is_looked_for_in_the_copy(self):
         assert redact._secret_words("connect to 10.1.2.3") == ["10.1.2.3"]
 
@@ -321,6 +329,23 @@ class TestWhatGoes:
     def test_the_unfinished_string_of_a_cut_trace_is_left_out(self):
         assert redacted('{"traceEvents": [{"ph": "X", "name": "moonsh') == '{"traceEvents": [{"ph": "X", "name": '
 
+    def test_a_lower_case_nan_is_a_number(self):
+        assert redacted('{"traceEvents": [{"ts": nan, "dur": NaN}]}') == '{"traceEvents": [{"ts": nan, "dur": NaN}]}'
+
+    def test_long_text_of_any_form_is_decided_in_linear_time(self):
+        # each of these took a pattern with nested repetitions exponential or quadratic time: it would not return
+        half = 20_000
+        for text in ("1x" * half + "!", "1" * half, "NVIDIA " + "80GB " * half + "!", "[" + "1.1" * half, "a::" * half):
+            for key in ("name", "dtype", "pg_desc", "nccl_version", "labels"):
+                Redactor(b"salt").value(key, text)
+        Redactor(b"salt").value("nccl_version", "1" + ".a" * half + "!")
+        Redactor(b"salt").key("nvl" + "a_" * half + "!")
+
+    def test_an_escaped_string_that_crosses_blocks_is_searched_once(self):
+        inner = json.dumps({f"k{number}": "secret" for number in range(150_000)})  # 300,000 tries of 2 MB each
+        copy = redacted(json.dumps({"traceEvents": [], "env": inner, "name": inner[:5_000_000]}))
+        assert re.fullmatch(r'{"traceEvents": \[\], "key_\w{10}": "text_\w{10}", "name": "\w+"}', copy)
+
     def test_words_outside_of_strings_are_refused(self):
         with pytest.raises(CorruptInput, match="outside of a string"):
             redacted("{traceEvents: [moonshot]}")
@@ -371,10 +396,73 @@ class TestWhatStays:
             "<built-in method requires_grad_ of Tensor object at 0x7f00>",
             "concurrent/futures/thread.py(58): run",
             "<frozen importlib._bootstrap>(1027): _find_and_load",
+            "AddmmBackward",
+            "NllLossBackward",
+            "CudnnConvolutionBackward",
+            "autograd::engine::evaluate_function: ViewBackward",
+            "CheckpointFunctionBackward",
+            "torch::autograd::CopyBackwards",
+            "torch::autograd::CopySlices",
+            "torch::autograd::CppNode<SplitLookupFunction_rowwise_adagrad_Op>",
+            "## KJTAllToAllTensorsAwaitable wait() ##",
+            "## copy_batch_to_gpu ##",
+            "## forward ##",
+            "forward-compute",
+            "metrics:publish",
+            "global_step 12",
+            "Optimizer.step#FusedAdam.step",
+            "Optimizer.step#Shampoo.step",
+            "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64, 4>, true>(Flash_fwd_params)",
+            "PyTorchMemEffAttention::AttentionKernel",
+            "Torch-Compiled Region: 0/0 (1)",
+            "AMD Instinct MI250X/MI250",
+            "AMD Instinct MI250X / MI250",
+            "NVIDIA H20-3e",
+            "thread 4711 (pt_data_worker)",
+            "pt_nccl_watchdg",
+            "unsigned int",
+            "sm__inst_executed.sum",
+            "triton__0d1d2d3d4d5d6d7d8d9d10d11d12d13d14",
+            "<built-in function _get_tracing_state>",
+            "<built-in function _cuda_getDeviceCount>",
+            "<built-in function _has_torch_function_unary>",
+            "<built-in method _record_function_enter_new of PyCapsule object at 0x7f0012345678>",
+            "<built-in method  of PyCapsule object at 0x7f0012345678>",
+            "<built-in method __exit__ of torch._C.DisableTorchFunctionSubclass object at 0x7f0012345678>",
+            "<built-in method items of collections.OrderedDict object at 0x7f0012345678>",
+            "inspect.py(3346): signature",
         ],
     )
     def test_public_names_stay(self, public):
         assert name(public) == public
+
+    @pytest.mark.parametrize("number", ["0.", "1.", "-1.", "1.e-05", "[1., -2.]", "18446744073709551615"])
+    def test_numbers_among_the_inputs_stay_as_torch_prints_them(self, number):
+        assert Redactor(b"salt").value("Concrete Inputs", number)[0] == number
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            *(f"smsp__sass_thread_inst_executed_op_{op}_pred_on.sum" for op in ("dadd", "hmul", "ffma")),
+            "kineto__tensor_core_insts",
+            "kineto__cuda_core_flops",
+            "cid",
+            "torch_version",
+            "perfkit_synthetic",
+        ],
+    )
+    def test_keys_of_the_profiler_stay(self, key):
+        assert Redactor(b"salt").key(key)[0] == key
+
+    @pytest.mark.parametrize(
+        "group", ["mesh_dp", "DATA_PARALLEL_GROUP_WITH_CP", "tp:0", "mesh_dp_shard_mod_ep", "world"]
+    )
+    def test_process_groups_that_say_only_their_axis_stay(self, group):
+        assert Redactor(b"salt").value("Process Group Description", group)[0] == group
+
+    @pytest.mark.parametrize("group", ["moonshot_dp", "dp_10_1_2_3", "dp ü tp", "tp 4155550199"])
+    def test_other_process_groups_are_hashed(self, group):
+        assert re.fullmatch(r"pg_\w{10}", Redactor(b"salt").value("pg_name", group)[0])
 
     def test_a_library_in_somebodys_home_loses_only_the_home(self):
         assert names(redacted(TRACE))[6] == "torch/optim/adam.py(9): step"
@@ -462,6 +550,39 @@ class TestKernelsAreStillWhatTheyWere:
         assert "acme" not in copy
         assert _meaning(copy) == _meaning(kernel)
 
+    @pytest.mark.parametrize("kernel", ["", *KERNEL_HINTS])
+    @pytest.mark.parametrize("host", ["", *HOST_HINTS])
+    def test_number_format_and_role_survive_beside_family_and_host_kind(self, kernel, host):
+        for other in ("", "barrier", "recv", "tensorop_s", *(word for word, _ in PRECISIONS)):
+            own = f"{kernel} {host} {other} acme"
+            assert _meaning(name(own)) == _meaning(own), own
+            assert "acme" not in name(own)
+
+    def test_number_formats_are_those_that_an_analysis_reads(self):
+        assert PRECISIONS[: len(utilisation._NAME_DTYPES)] == utilisation._NAME_DTYPES
+        assert TENSOR_CORES[1] == kernels._TENSOR_FP32.pattern
+
+    @pytest.mark.parametrize("kind", ["data_loader", "checkpoint", "optimizer", "compile", "logging"])
+    def test_every_kind_of_host_work_has_a_word_that_says_it(self, kind):
+        assert kind in {default_classifier().match("host", "", f"[{hint}] label_0123456789") for hint in HOST_HINTS}
+        assert kind in {default_classifier().match("host", "", f"{hint}/file_0.py(1): fn_0") for hint in HOST_HINTS}
+
+    def test_own_ranges_and_frames_of_a_kind_say_it_in_front(self):
+        assert re.fullmatch(r"\[dataloader\] label_\w{10}", name("acme get_batch of corpus"))
+        assert re.fullmatch(r"dataloader/file_\w{10}\.py\(3\): fn_\w{10}", name("/home/acme/corpus.py(3): get_batch"))
+        assert re.fullmatch(r"Checkpoint_fn_\w{10}Backward", name("AcmeCheckpointBackward"))
+        assert re.fullmatch(r"\[elementwise\] symbol_\w{10}", name("acme_gelu"))
+
+    def test_a_name_means_the_same_among_many_and_alone(self):
+        many, alone = Redactor(b"salt"), Redactor(b"salt")
+        texts = ["acme_gemm_bf16", "acme get_batch", "void acme::attention<float>(int)", "aten::add", "acme"]
+        many.prepare(texts)
+        assert [many.value("name", text) for text in texts] == [alone.value("name", text) for text in texts]
+
+    def test_a_token_is_no_number_format(self):
+        redactor = Redactor(b"salt")
+        assert not any("f16" in redactor.token("symbol", f"acme_{number}") for number in range(3000))
+
     @pytest.mark.parametrize("prefix", ["", "autograd::engine::evaluate_function: "])
     def test_a_backward_is_still_one(self, prefix):
         assert re.fullmatch(prefix + r"fn_[0-9a-f]{10}Backward", name(f"{prefix}AcmeSecretBackward"))
@@ -506,6 +627,39 @@ class TestKernelsAreStillWhatTheyWere:
             families = (kernel_family(events.filter(work)["name"]) for events in (old, new))
             assert next(families).equals(next(families)), input.path
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        "ranks",
+        [
+            f"{HTA}/distributed_info_unavailable/*",
+            f"{HTA}/negative_queue_length_values_check/rank0*",
+            f"{HTA}/timeline_analysis/sampled_rank-0*",
+            f"{HTA}/nccl_parser_config/nccl_data.json.gz",
+            "pytorch__torchrec/examples/golden_training/trace/sst_long_a2a_optimizer_3/*",
+        ],
+    )
+    def test_an_analysis_of_the_copy_has_the_numbers_of_the_original(self, traces, tmp_path, ranks, capsys):
+        sources = sorted(traces.glob(ranks))
+        copies = []
+        for source in sources:
+            copies.append(tmp_path / source.name)
+            redact_trace(source, copies[-1], salt="s")
+        documents = []
+        for paths in (sources, copies):
+            assert main(["analyze", *map(str, paths), "--format", "json"]) == 0
+            documents.append(json.loads(capsys.readouterr().out))
+        assert sources
+        assert numbers(documents[0]) == numbers(documents[1])
+
+
+def numbers(document: object) -> object:
+    """Return a document with its texts left out."""
+    if isinstance(document, dict):
+        return {key: numbers(value) for key, value in document.items()}
+    if isinstance(document, list):
+        return [numbers(value) for value in document]
+    return "" if isinstance(document, str) else document
+
 
 class TestRedactTrace:
     def write(self, folder: Path, text: str = TRACE, name: str = "trace.json") -> Path:
@@ -545,6 +699,20 @@ class TestRedactTrace:
             redact_trace(self.write(tmp_path), tmp_path / "copy.json")
         assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
 
+    @pytest.mark.parametrize(
+        "trace",
+        [
+            {"traceEvents": [{"name": "sm__cycles.sum", "args": {"sm__cycles.sum": 1}}]},
+            {"traceEvents": [{"name": "x", "args": {"note": "dram__bytes.sum", "dram__bytes.sum": 1}}]},
+            {
+                "note": "torch/nn/x.py(1): forward",
+                "traceEvents": [{"name": "/h/a/lib/python3.10/site-packages/torch/nn/x.py(1): forward"}],
+            },
+        ],
+    )
+    def test_what_stays_by_right_is_no_leak(self, tmp_path, trace):
+        redact_trace(self.write(tmp_path, json.dumps(trace)), tmp_path / "copy.json")
+
     def test_the_message_shows_the_form_of_what_was_left_and_not_the_secret(self, tmp_path, monkeypatch):
         monkeypatch.setattr(Redactor, "token", lambda self, kind, name: self._tokens.setdefault((kind, name), name))
         text = '{"traceEvents": [{"ph": "X", "cat": "python_function", "name": "a.py(3): my_moonshot", "ts": 1}]}'
@@ -576,6 +744,16 @@ class TestRedactTrace:
         with pytest.raises(UsageError, match="would replace the trace"):
             redact_trace(source, source)
         assert source.read_text() == TRACE
+
+    @pytest.mark.parametrize("kind", ["fifo", "folder", "link"])
+    def test_a_target_that_is_no_regular_file_is_not_replaced(self, tmp_path, kind):
+        target = tmp_path / "copy.json"
+        make = {"fifo": os.mkfifo, "folder": os.mkdir, "link": lambda path: path.symlink_to(tmp_path)}
+        make[kind](target)
+        before = os.lstat(target)
+        with pytest.raises(UsageError, match="no regular file"):
+            redact_trace(self.write(tmp_path), target)
+        assert os.lstat(target).st_ino == before.st_ino
 
     def test_a_target_that_cannot_be_written_is_one_line(self, tmp_path):
         with pytest.raises(PerfkitError, match="cannot be written"):
