@@ -140,6 +140,7 @@ class Redactor:
         self._tokens: dict[tuple[str, str], str] = {}
         self._owners: dict[str, tuple[str, str]] = {}
         self._kinds: list[str] = []
+        self._parts: list[str] = []
         self._meanings: dict[str, _Meaning] = {}
         self._hinting = True
         self.kept: set[str] = set()
@@ -179,16 +180,21 @@ class Redactor:
     def value(self, key: str, value: str) -> tuple[str, tuple[str, ...]]:
         """Return what becomes of a string under `key`, and the kinds of names hashed in it."""
         self._kinds.clear()
+        self._parts.clear()
         new = self._decide(key, value)
-        kinds = tuple(self._kinds)
-        if new == value or (not kinds and self._decide(key, new) == new):  # a path without the folders before it
+        if new == value or self._is_all_parts(new):
             self.kept.add(new)
-        return new, kinds
+        return new, tuple(self._kinds)
+
+    def _is_all_parts(self, text: str) -> bool:
+        """Say whether nothing was hashed, though something was left out: the folders before a library's file."""
+        known = {word for part in self._parts for word in _words(part)}
+        return not self._kinds and all(word in known or word.isdigit() for word in _words(text))
 
     def prepare(self, names: Sequence[str]) -> None:
         """Look up what names mean before they are asked for: the classifier is ten times faster for many at once."""
         self._hinting = False
-        texts = dict.fromkeys((*names, *(self._name(name) for name in names)))
+        texts = dict.fromkeys((*names, *(self._decide("name", name) for name in names)))
         self._hinting = True
         texts = dict.fromkeys(text.removeprefix(_EVALUATE) for text in texts if not _TOKEN.fullmatch(text))
         self._meanings.update(zip(texts, _meanings(list(texts)), strict=True))
@@ -313,6 +319,7 @@ class Redactor:
 
     def _part(self, text: str) -> str:
         self.kept_parts.add(text)
+        self._parts.append(text)
         return text
 
     def _symbol(self, symbol: str) -> str:
@@ -346,9 +353,9 @@ def _is_known_key(key: str) -> bool:
 
 def _is_account(key: str, number: str) -> bool:
     """Say whether a number is longer than what this key counts."""
-    if key in LONG_NUMBER_KEYS or number.startswith(("[", "(", "0x")):
+    if key in LONG_NUMBER_KEYS or number.startswith(("[", "(")):
         return False
-    return is_telling(number) if key in NAME_KEYS else LONG_NUMBER.search(number) is not None
+    return is_telling(number) if key in NAME_KEYS else LONG_NUMBER.match(number) is not None
 
 
 def _is_metric(name: str) -> bool:
@@ -710,7 +717,7 @@ def _secret_words(name: str) -> list[str]:
 
 def _is_public(word: str) -> bool:
     if not any(letter.isalpha() for letter in word):  # no word at all: a short number, or it may be an address
-        return re.fullmatch(r"-*\d{0,7}\.?\d{0,4}", word) is not None
+        return re.fullmatch(r"[-_.]*\d{0,7}[-_.]*", word) is not None
     return word in FORM_WORDS or (
         not is_telling(word)
         and (word in KNOWN_KEYS or is_known(word) or bool(PLAIN.fullmatch(word) or LIBRARY_NAME.fullmatch(word)))

@@ -118,7 +118,7 @@ PLAIN = re.compile(
     r"|(?:(?:[XYZR]\d?_?BLOCK|BLOCK(?:_SIZE)?_[MNK]|GROUP(?:_SIZE)?_M|LOWER_UPPER|num_warps|num_stages)=\d{1,9},?)+"
     r"|(?:(?:cpu|cuda|xpu|hip):(?:nccl|gloo|mpi|ucc|xccl),?)+"
 )
-LONG_NUMBER = re.compile(r"\d{11,}")
+LONG_NUMBER = re.compile(r"[+-]?\d{11,}")
 """Numbers, lists of numbers, and the few other forms that carry no name."""
 
 SAFE_STRINGS = (
@@ -285,9 +285,11 @@ BETWEEN = re.compile(
 """What may stand around the identifiers of a C++ symbol: its punctuation and plain numbers, but no `.`, `:`, `+`, `/`
 or `@`, which would make an address of numbers."""
 _TELLING = re.compile(
-    r"\d{8,}|(?<![\da-zA-Z])\d{1,3}(?:[._-]\d{1,3}){3}(?!\d)|(?<!\d)(?:19|20)\d\d[-_.]\d\d[-_.]\d\d(?!\d)"
+    r"\d{8,}|(?<!\d)\d{1,3}(?:\.\d{1,3}){3}|(?<![\da-zA-Z])\d{1,3}(?:[_-]\d{1,3}){3}(?!\d)"
+    r"|(?<!\d)\d{3}[-_. ]\d{3,4}[-_. ]\d{4}(?!\d)|(?<!\d)(?:19|20)\d\d[-_.]\d\d[-_.]\d\d(?!\d)"
     r"|(?<![\da-fA-F])(?!0d1d2)(?=[a-fA-F]*\d)[\da-fA-F]{16,}"
 )
+"""Long numbers, four short ones, phone numbers, dates, long hexadecimal numbers; 0d1d2… ends kernels of old Triton."""
 
 
 def is_telling(text: str) -> bool:

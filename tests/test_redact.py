@@ -232,11 +232,13 @@ class TestWhatGoes:
             "dial(+1 415 555 0199)",
             "dial(415-555-0199)",
             "aten::add_4155550199",
+            "aten::add_415_555_0199",
             "aten::add_2024_01_15",
             "session(0xdeadbeefdeadbeefdeadbeefdeadbeef)",
             "aten::a1b2c3d4e5f6a7b8c9d0",
             "ProfilerStep#4155550199123",
             "torch/nn/10.1.2.3/x.py(2): forward",
+            "torch/nn/ip10.1.2.3/x.py(2): forward",
             "step 4155550199",
             "4155550199",
             "12:30:59",
@@ -307,6 +309,23 @@ class TestWhatGoes:
         assert re.fullmatch(r"triton_red_fused_add_symbol_\w{10}", name("triton_red_fused_add_acme_mul_0"))
         assert re.fullmatch(r"at::native::symbol_\w{10}", name("at::native::acme::add"))
         assert re.fullmatch(r"\[gemm\] symbol_\w{10}", name("acme_gemm"))
+
+    @pytest.mark.parametrize(
+        "name_of_public_words",
+        [
+            "triton_poi_fused_moe_gate",
+            "void at::native::expert_kernel<float>(int)",
+            "/env/lib/python3.11/site-packages/vllm/mine.py(1): mine",
+            "torch/nn/mine.py(1): mine",
+        ],
+    )
+    def test_what_the_docs_say_remains_is_all_that_does(self, name_of_public_words):
+        assert name(name_of_public_words) == name_of_public_words.removeprefix("/env/lib/python3.11/site-packages/")
+
+    def test_what_was_looked_up_beforehand_is_counted_once(self):
+        redactor = Redactor(b"salt")
+        redactor.prepare(["0.5", "12345.6", "acme"])
+        assert redactor.hashed == ["acme"]
 
     def test_no_word_of_the_vocabulary_is_a_secret_of_these_tests(self):
         assert not WORDS & {"acme", "acmecorp", "alice", "secret", "private", "customer", "moonshot"}
@@ -704,6 +723,10 @@ class TestRedactTrace:
         [
             {"traceEvents": [{"name": "sm__cycles.sum", "args": {"sm__cycles.sum": 1}}]},
             {"traceEvents": [{"name": "x", "args": {"note": "dram__bytes.sum", "dram__bytes.sum": 1}}]},
+            {
+                "note": "datasets/arrow_dataset.py(2): f",
+                "traceEvents": [{"name": "/h/a/lib/python3.10/site-packages/datasets/arrow_dataset.py(2): f"}],
+            },
             {
                 "note": "torch/nn/x.py(1): forward",
                 "traceEvents": [{"name": "/h/a/lib/python3.10/site-packages/torch/nn/x.py(1): forward"}],
