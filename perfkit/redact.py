@@ -94,6 +94,9 @@ _TOKEN = re.compile(r"[a-z]+_[0-9a-f]{10,}(?:_\d+)?")
 
 _FRAME = re.compile(r"(?P<file>.*?\.pyx?|<[^<>]*>)\((?P<line>\d{1,7})\): (?P<function>.*)", re.DOTALL)
 _PACKAGE_ROOT = re.compile(r"(?:.*/)?(?:(site-packages|dist-packages)|lib(?:64)?/python\d\.\d+)/(.*)", re.DOTALL)
+_PATH = re.compile(r"[\w./]+")
+_FUNCTION = re.compile(r"(?:\w|<(?:module|locals|lambda|(?:list|dict|set)comp|genexpr)>|\.)+|<resume in \w+>")
+"""What the path of a library's file and a function in it are made of: nothing else can be hidden in them."""
 _FROZEN = re.compile(r"<frozen ([\w.]+)>")
 _MODULE = re.compile(r"nn\.Module: (\w+?)((?:_\d{1,6})?)")
 _OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)#(\w+)\.(step|zero_grad)")
@@ -307,8 +310,11 @@ class Redactor:
         inside, is_library = _place(file, function)
         form = "<{}>" if file.startswith("<") else "{}.py"  # code without a file is analysed otherwise
         place = self._part(inside) if inside else form.format(self.token("file", file))
-        is_public = is_library or function in FUNCTIONS or function in stdlib_functions(inside.removesuffix(".py"))
-        redacted = f"{place}({line}): {self._keep(is_public and not is_telling(function), 'fn', function)}"
+        frozen = _FROZEN.fullmatch(inside)
+        module = frozen[1].replace(".", "/") if frozen else inside.removesuffix(".py")
+        is_public = is_library and _FUNCTION.fullmatch(function) is not None and not is_telling(function)
+        is_public = is_public or function in FUNCTIONS or function in stdlib_functions(module)
+        redacted = f"{place}({line}): {self._keep(is_public, 'fn', function)}"
         if not inside and not file.startswith("<") and (kind := _host_kind(text)) and _host_kind(redacted) != kind:
             hint = next((hint for hint in HOST_HINTS if _host_kind(f"{hint}/x.py(1): f") == kind), "")
             return f"{self._part(hint)}/{redacted}" if hint else redacted
@@ -365,11 +371,11 @@ def _is_metric(name: str) -> bool:
 def _place(file: str, function: str) -> tuple[str, bool]:
     """Return the public part of a file's path, empty if there is none, and whether it surely is of a library."""
     if match := _FROZEN.fullmatch(file):
-        return (file, True) if match[1].replace(".", "/") in STDLIB_FILES else ("", False)
+        return (file, False) if match[1].replace(".", "/") in STDLIB_FILES else ("", False)
     match = _PACKAGE_ROOT.fullmatch(file)
     inside = match[2] if match else file
     top, _, rest = inside.partition("/")
-    if ".." in inside or is_telling(inside):
+    if ".." in inside or is_telling(inside) or not (_PATH.fullmatch(inside) or inside in ("<string>", "<stdin>")):
         return "", False
     if rest and top in SURE_PACKAGES:
         return (inside, True) if is_part(inside, function) else ("", False)

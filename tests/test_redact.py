@@ -206,6 +206,12 @@ class TestWhatGoes:
     def test_own_code_in_folders_and_files_named_like_a_library_is_hashed(self, frame, key):
         assert not re.search(r"(?i)acme|alice|secret|customer", Redactor(b"salt").value(key, frame)[0])
 
+    @pytest.mark.parametrize("tail", [" acme", "(acme)", "::acme", " of acme@example", "=acme", "<acme>"])
+    @pytest.mark.parametrize("file", ["<frozen os>", "torch/nn/x.py", "/lib/python3.10/logging/__init__.py"])
+    def test_only_a_name_is_kept_as_a_librarys_function(self, file, tail):
+        assert "acme" not in name(f"{file}(791): encode{tail}")
+        assert "acme" not in name(f"torch/nn/x{tail}.py(791): encode")
+
     def test_a_file_of_python_without_its_folder_keeps_its_name_and_not_the_function(self):
         assert re.fullmatch(r"logging\.py\(3\): fn_\w{10}", name("logging.py(3): acme_fn"))
         assert name("/usr/lib/python3.11/logging/__init__.py(3): addHandler") == "logging/__init__.py(3): addHandler"
