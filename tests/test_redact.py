@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import re
 from pathlib import Path
 
@@ -14,13 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfkit import redact
-from perfkit.analysis.classify import FAMILIES, kernel_family
+from perfkit.analysis import kernels, utilisation
+from perfkit.analysis.classify import FAMILIES, default_classifier, kernel_family
+from perfkit.cli.main import main
 from perfkit.errors import CorruptInput, PerfkitError, UnsupportedInput, UsageError
 from perfkit.redact import Redactor, _meaning, redact_stream, redact_trace
-from perfkit.redact_names import KERNEL_HINTS, WORDS
+from perfkit.redact_names import HOST_HINTS, KERNEL_HINTS, PRECISIONS, TENSOR_CORES, WORDS
 from perfkit.sources import kineto
 from perfkit.sources.detect import find_inputs
 
+HTA = "facebookresearch__HolisticTraceAnalysis/tests/data"
 SECRETS = (
     "gpu-node-17.example.internal",
     "alice",
@@ -202,6 +206,12 @@ class TestWhatGoes:
     def test_own_code_in_folders_and_files_named_like_a_library_is_hashed(self, frame, key):
         assert not re.search(r"(?i)acme|alice|secret|customer", Redactor(b"salt").value(key, frame)[0])
 
+    @pytest.mark.parametrize("tail", [" acme", "(acme)", "::acme", " of acme@example", "=acme", "<acme>"])
+    @pytest.mark.parametrize("file", ["<frozen os>", "torch/nn/x.py", "/lib/python3.10/logging/__init__.py"])
+    def test_only_a_name_is_kept_as_a_librarys_function(self, file, tail):
+        assert "acme" not in name(f"{file}(791): encode{tail}")
+        assert "acme" not in name(f"torch/nn/x{tail}.py(791): encode")
+
     def test_a_file_of_python_without_its_folder_keeps_its_name_and_not_the_function(self):
         assert re.fullmatch(r"logging\.py\(3\): fn_\w{10}", name("logging.py(3): acme_fn"))
         assert name("/usr/lib/python3.11/logging/__init__.py(3): addHandler") == "logging/__init__.py(3): addHandler"
@@ -215,10 +225,113 @@ class TestWhatGoes:
         assert name(f"/home/alice/env/lib/python3.11/site-packages/{frame}") == frame
         assert re.fullmatch(r"file_\w{10}\.py\(2\): __getitem__", name(frame))
 
+    @pytest.mark.parametrize(
+        "telling",
+        [
+            "connect(10.1.2.3:29500)",
+            "tcp_store<192.168.10.5:29500>",
+            "void 10.9.8.7",
+            "lambda::10.2.3.4",
+            "aten::add@10.1.2.3",
+            "aten::add_10_1_2_3",
+            "rpc(fe80::1:2:3)",
+            "dial(+1 415 555 0199)",
+            "dial(415-555-0199)",
+            "aten::add_4155550199",
+            "aten::add_415_555_0199",
+            "aten::add_2024_01_15",
+            "session(0xdeadbeefdeadbeefdeadbeefdeadbeef)",
+            "aten::a1b2c3d4e5f6a7b8c9d0",
+            "ProfilerStep#4155550199123",
+            "torch/nn/10.1.2.3/x.py(2): forward",
+            "torch/nn/ip10.1.2.3/x.py(2): forward",
+            "step 4155550199",
+            "4155550199",
+            "12:30:59",
+        ],
+    )
+    def test_addresses_dates_phone_numbers_and_keys_are_hashed_in_any_name(self, telling):
+        copy = re.sub(r"[a-z]+_[0-9a-f]{10}", "", name(telling))
+        assert not set(re.findall(r"[0-9a-f]{2,}", telling)) & set(re.findall(r"[0-9a-f]{2,}", copy)) - {"add", "ad"}
+        assert not redact.is_telling(copy)
+
+    def test_text_that_is_not_utf8_becomes_one_token(self):
+        copy = redacted(b'{"traceEvents": [{"ph": "X", "name": "aten::caf\xe9.py(1): f"}]}')
+        assert re.fullmatch(r"text_\w{10}", names(copy)[0])
+
+    def test_an_address_that_was_hashed_is_looked_for_in_the_copy(self):
+        assert redact._secret_words("connect to 10.1.2.3") == ["10.1.2.3"]
+
+    @pytest.mark.parametrize(
+        "frame",
+        [
+            "triton/acme/alice.py(1): private",
+            "torch/acme/alice.py(3): secret",
+            "tqdm/alice_secret.py(1): acme",
+            "site-packages/torch/acme/secret.py(3): acme",
+            "/usr/lib/python3.10/site-packages/torch/acme/secret.py(3): acme",
+        ],
+    )
+    @pytest.mark.parametrize("key", ["name", "Call stack"])
+    def test_own_files_beside_those_of_a_library_are_hashed(self, frame, key):
+        assert not re.search("acme|alice|secret|private", Redactor(b"salt").value(key, frame)[0])
+
+    @pytest.mark.parametrize(
+        "own",
+        [
+            "MoeExpertBackward0",
+            "MarkBackward0",
+            "nccl:mark_moe_agent",
+            "gloo:moe_expert",
+            "aten::pat_marlin",
+            "aten::expert_agent",
+            "DistributedDataParallel.agent_moe",
+        ],
+    )
+    def test_public_words_in_the_wrong_place_are_hashed(self, own):
+        assert not re.search("(?i)moe|mark|marlin|agent|expert", name(own))
+
+    @pytest.mark.parametrize("version", ["10.1.2.3", "2.1.10.1.2.3", "10.1.2.3+cu118", "2.1+10.1.2.3"])
+    def test_a_version_has_at_most_three_numbers(self, version):
+        assert Redactor(b"salt").value("cuda_runtime_version", version)[0].startswith("text_")
+
+    @pytest.mark.parametrize(
+        "version", ["12040", "2.21.5", "2.6.0a0+git1234abc", "6.2.41133-dd7f95766", "2.4.1+rocm6.2"]
+    )
+    def test_versions_stay(self, version):
+        assert Redactor(b"salt").value("nccl_version", version)[0] == version
+
+    @pytest.mark.parametrize("key", ["pcie__10.1.2.3", "sm__10_1_2_3", "sm__cycles.10.1.2.3"])
+    def test_keys_that_are_no_metrics_are_hashed(self, key):
+        assert Redactor(b"salt").key(key)[0].startswith("key_")
+
+    def test_long_numbers_stay_where_such_are_counted(self):
+        redactor = Redactor(b"salt")
+        assert redactor.value("ptr", "139912345678901")[0] == "139912345678901"
+        assert redactor.value("labels", "139912345678901")[0].startswith("text_")
+        assert redactor.value("device", "0x" + "ab" * 16)[0].startswith("text_")
+
     def test_an_identifier_stays_up_to_its_first_unknown_word(self):
         assert re.fullmatch(r"triton_red_fused_add_symbol_\w{10}", name("triton_red_fused_add_acme_mul_0"))
         assert re.fullmatch(r"at::native::symbol_\w{10}", name("at::native::acme::add"))
         assert re.fullmatch(r"\[gemm\] symbol_\w{10}", name("acme_gemm"))
+
+    @pytest.mark.parametrize(
+        "name_of_public_words",
+        [
+            "triton_poi_fused_moe_gate",
+            "void at::native::expert_kernel<float>(int)",
+            "/env/lib/python3.11/site-packages/vllm/mine.py(1): mine",
+            "torch/nn/mine.py(1): mine",
+        ],
+    )
+    def test_what_the_docs_say_remains_is_all_that_does(self, name_of_public_words):
+        assert name(name_of_public_words) == name_of_public_words.removeprefix("/env/lib/python3.11/site-packages/")
+
+    def test_what_was_looked_up_beforehand_is_counted_once(self):
+        redactor = Redactor(b"salt")
+        redactor.prepare(["0.5", "12345.6", "acme"])
+        assert redactor.hashed == ["acme"]
 
     def test_no_word_of_the_vocabulary_is_a_secret_of_these_tests(self):
         assert not WORDS & {"acme", "acmecorp", "alice", "secret", "private", "customer", "moonshot"}
@@ -240,6 +353,23 @@ class TestWhatGoes:
 
     def test_the_unfinished_string_of_a_cut_trace_is_left_out(self):
         assert redacted('{"traceEvents": [{"ph": "X", "name": "moonsh') == '{"traceEvents": [{"ph": "X", "name": '
+
+    def test_a_lower_case_nan_is_a_number(self):
+        assert redacted('{"traceEvents": [{"ts": nan, "dur": NaN}]}') == '{"traceEvents": [{"ts": nan, "dur": NaN}]}'
+
+    def test_long_text_of_any_form_is_decided_in_linear_time(self):
+        # each of these took a pattern with nested repetitions exponential or quadratic time: it would not return
+        half = 20_000
+        for text in ("1x" * half + "!", "1" * half, "NVIDIA " + "80GB " * half + "!", "[" + "1.1" * half, "a::" * half):
+            for key in ("name", "dtype", "pg_desc", "nccl_version", "labels"):
+                Redactor(b"salt").value(key, text)
+        Redactor(b"salt").value("nccl_version", "1" + ".a" * half + "!")
+        Redactor(b"salt").key("nvl" + "a_" * half + "!")
+
+    def test_an_escaped_string_that_crosses_blocks_is_searched_once(self):
+        inner = json.dumps({f"k{number}": "secret" for number in range(150_000)})  # 300,000 tries of 2 MB each
+        copy = redacted(json.dumps({"traceEvents": [], "env": inner, "name": inner[:5_000_000]}))
+        assert re.fullmatch(r'{"traceEvents": \[\], "key_\w{10}": "text_\w{10}", "name": "\w+"}', copy)
 
     def test_words_outside_of_strings_are_refused(self):
         with pytest.raises(CorruptInput, match="outside of a string"):
@@ -291,10 +421,73 @@ class TestWhatStays:
             "<built-in method requires_grad_ of Tensor object at 0x7f00>",
             "concurrent/futures/thread.py(58): run",
             "<frozen importlib._bootstrap>(1027): _find_and_load",
+            "AddmmBackward",
+            "NllLossBackward",
+            "CudnnConvolutionBackward",
+            "autograd::engine::evaluate_function: ViewBackward",
+            "CheckpointFunctionBackward",
+            "torch::autograd::CopyBackwards",
+            "torch::autograd::CopySlices",
+            "torch::autograd::CppNode<SplitLookupFunction_rowwise_adagrad_Op>",
+            "## KJTAllToAllTensorsAwaitable wait() ##",
+            "## copy_batch_to_gpu ##",
+            "## forward ##",
+            "forward-compute",
+            "metrics:publish",
+            "global_step 12",
+            "Optimizer.step#FusedAdam.step",
+            "Optimizer.step#Shampoo.step",
+            "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64, 4>, true>(Flash_fwd_params)",
+            "PyTorchMemEffAttention::AttentionKernel",
+            "Torch-Compiled Region: 0/0 (1)",
+            "AMD Instinct MI250X/MI250",
+            "AMD Instinct MI250X / MI250",
+            "NVIDIA H20-3e",
+            "thread 4711 (pt_data_worker)",
+            "pt_nccl_watchdg",
+            "unsigned int",
+            "sm__inst_executed.sum",
+            "triton__0d1d2d3d4d5d6d7d8d9d10d11d12d13d14",
+            "<built-in function _get_tracing_state>",
+            "<built-in function _cuda_getDeviceCount>",
+            "<built-in function _has_torch_function_unary>",
+            "<built-in method _record_function_enter_new of PyCapsule object at 0x7f0012345678>",
+            "<built-in method  of PyCapsule object at 0x7f0012345678>",
+            "<built-in method __exit__ of torch._C.DisableTorchFunctionSubclass object at 0x7f0012345678>",
+            "<built-in method items of collections.OrderedDict object at 0x7f0012345678>",
+            "inspect.py(3346): signature",
         ],
     )
     def test_public_names_stay(self, public):
         assert name(public) == public
+
+    @pytest.mark.parametrize("number", ["0.", "1.", "-1.", "1.e-05", "[1., -2.]", "18446744073709551615"])
+    def test_numbers_among_the_inputs_stay_as_torch_prints_them(self, number):
+        assert Redactor(b"salt").value("Concrete Inputs", number)[0] == number
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            *(f"smsp__sass_thread_inst_executed_op_{op}_pred_on.sum" for op in ("dadd", "hmul", "ffma")),
+            "kineto__tensor_core_insts",
+            "kineto__cuda_core_flops",
+            "cid",
+            "torch_version",
+            "perfkit_synthetic",
+        ],
+    )
+    def test_keys_of_the_profiler_stay(self, key):
+        assert Redactor(b"salt").key(key)[0] == key
+
+    @pytest.mark.parametrize(
+        "group", ["mesh_dp", "DATA_PARALLEL_GROUP_WITH_CP", "tp:0", "mesh_dp_shard_mod_ep", "world"]
+    )
+    def test_process_groups_that_say_only_their_axis_stay(self, group):
+        assert Redactor(b"salt").value("Process Group Description", group)[0] == group
+
+    @pytest.mark.parametrize("group", ["moonshot_dp", "dp_10_1_2_3", "dp ü tp", "tp 4155550199"])
+    def test_other_process_groups_are_hashed(self, group):
+        assert re.fullmatch(r"pg_\w{10}", Redactor(b"salt").value("pg_name", group)[0])
 
     def test_a_library_in_somebodys_home_loses_only_the_home(self):
         assert names(redacted(TRACE))[6] == "torch/optim/adam.py(9): step"
@@ -382,13 +575,46 @@ class TestKernelsAreStillWhatTheyWere:
         assert "acme" not in copy
         assert _meaning(copy) == _meaning(kernel)
 
+    @pytest.mark.parametrize("kernel", ["", *KERNEL_HINTS])
+    @pytest.mark.parametrize("host", ["", *HOST_HINTS])
+    def test_number_format_and_role_survive_beside_family_and_host_kind(self, kernel, host):
+        for other in ("", "barrier", "recv", "tensorop_s", *(word for word, _ in PRECISIONS)):
+            own = f"{kernel} {host} {other} acme"
+            assert _meaning(name(own)) == _meaning(own), own
+            assert "acme" not in name(own)
+
+    def test_number_formats_are_those_that_an_analysis_reads(self):
+        assert PRECISIONS[: len(utilisation._NAME_DTYPES)] == utilisation._NAME_DTYPES
+        assert TENSOR_CORES[1] == kernels._TENSOR_FP32.pattern
+
+    @pytest.mark.parametrize("kind", ["data_loader", "checkpoint", "optimizer", "compile", "logging"])
+    def test_every_kind_of_host_work_has_a_word_that_says_it(self, kind):
+        assert kind in {default_classifier().match("host", "", f"[{hint}] label_0123456789") for hint in HOST_HINTS}
+        assert kind in {default_classifier().match("host", "", f"{hint}/file_0.py(1): fn_0") for hint in HOST_HINTS}
+
+    def test_own_ranges_and_frames_of_a_kind_say_it_in_front(self):
+        assert re.fullmatch(r"\[dataloader\] label_\w{10}", name("acme get_batch of corpus"))
+        assert re.fullmatch(r"dataloader/file_\w{10}\.py\(3\): fn_\w{10}", name("/home/acme/corpus.py(3): get_batch"))
+        assert re.fullmatch(r"Checkpoint_fn_\w{10}Backward", name("AcmeCheckpointBackward"))
+        assert re.fullmatch(r"\[elementwise\] symbol_\w{10}", name("acme_gelu"))
+
+    def test_a_name_means_the_same_among_many_and_alone(self):
+        many, alone = Redactor(b"salt"), Redactor(b"salt")
+        texts = ["acme_gemm_bf16", "acme get_batch", "void acme::attention<float>(int)", "aten::add", "acme"]
+        many.prepare(texts)
+        assert [many.value("name", text) for text in texts] == [alone.value("name", text) for text in texts]
+
+    def test_a_token_is_no_number_format(self):
+        redactor = Redactor(b"salt")
+        assert not any("f16" in redactor.token("symbol", f"acme_{number}") for number in range(3000))
+
     @pytest.mark.parametrize("prefix", ["", "autograd::engine::evaluate_function: "])
     def test_a_backward_is_still_one(self, prefix):
         assert re.fullmatch(prefix + r"fn_[0-9a-f]{10}Backward", name(f"{prefix}AcmeSecretBackward"))
         assert name(f"{prefix}AddmmBackward0") == f"{prefix}AddmmBackward0"
 
     def test_every_family_has_a_word_that_says_it(self):
-        of_hints = {_meaning(f"[{hint}] symbol_0123456789") for hint in KERNEL_HINTS}
+        of_hints = {_meaning(f"[{hint}] symbol_0123456789")[:2] for hint in KERNEL_HINTS}
         assert of_hints >= {("communication", None), *((None, family) for family in FAMILIES if family != "unknown")}
 
     @pytest.mark.parametrize(
@@ -425,6 +651,39 @@ class TestKernelsAreStillWhatTheyWere:
             work = pc.equal(old["class"].cast("string"), "compute")
             families = (kernel_family(events.filter(work)["name"]) for events in (old, new))
             assert next(families).equals(next(families)), input.path
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        "ranks",
+        [
+            f"{HTA}/distributed_info_unavailable/*",
+            f"{HTA}/negative_queue_length_values_check/rank0*",
+            f"{HTA}/timeline_analysis/sampled_rank-0*",
+            f"{HTA}/nccl_parser_config/nccl_data.json.gz",
+            "pytorch__torchrec/examples/golden_training/trace/sst_long_a2a_optimizer_3/*",
+        ],
+    )
+    def test_an_analysis_of_the_copy_has_the_numbers_of_the_original(self, traces, tmp_path, ranks, capsys):
+        sources = sorted(traces.glob(ranks))
+        copies = []
+        for source in sources:
+            copies.append(tmp_path / source.name)
+            redact_trace(source, copies[-1], salt="s")
+        documents = []
+        for paths in (sources, copies):
+            assert main(["analyze", *map(str, paths), "--format", "json"]) == 0
+            documents.append(json.loads(capsys.readouterr().out))
+        assert sources
+        assert numbers(documents[0]) == numbers(documents[1])
+
+
+def numbers(document: object) -> object:
+    """Return a document with its texts left out."""
+    if isinstance(document, dict):
+        return {key: numbers(value) for key, value in document.items()}
+    if isinstance(document, list):
+        return [numbers(value) for value in document]
+    return "" if isinstance(document, str) else document
 
 
 class TestRedactTrace:
@@ -465,6 +724,24 @@ class TestRedactTrace:
             redact_trace(self.write(tmp_path), tmp_path / "copy.json")
         assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
 
+    @pytest.mark.parametrize(
+        "trace",
+        [
+            {"traceEvents": [{"name": "sm__cycles.sum", "args": {"sm__cycles.sum": 1}}]},
+            {"traceEvents": [{"name": "x", "args": {"note": "dram__bytes.sum", "dram__bytes.sum": 1}}]},
+            {
+                "note": "datasets/arrow_dataset.py(2): f",
+                "traceEvents": [{"name": "/h/a/lib/python3.10/site-packages/datasets/arrow_dataset.py(2): f"}],
+            },
+            {
+                "note": "torch/nn/x.py(1): forward",
+                "traceEvents": [{"name": "/h/a/lib/python3.10/site-packages/torch/nn/x.py(1): forward"}],
+            },
+        ],
+    )
+    def test_what_stays_by_right_is_no_leak(self, tmp_path, trace):
+        redact_trace(self.write(tmp_path, json.dumps(trace)), tmp_path / "copy.json")
+
     def test_the_message_shows_the_form_of_what_was_left_and_not_the_secret(self, tmp_path, monkeypatch):
         monkeypatch.setattr(Redactor, "token", lambda self, kind, name: self._tokens.setdefault((kind, name), name))
         text = '{"traceEvents": [{"ph": "X", "cat": "python_function", "name": "a.py(3): my_moonshot", "ts": 1}]}'
@@ -496,6 +773,16 @@ class TestRedactTrace:
         with pytest.raises(UsageError, match="would replace the trace"):
             redact_trace(source, source)
         assert source.read_text() == TRACE
+
+    @pytest.mark.parametrize("kind", ["fifo", "folder", "link"])
+    def test_a_target_that_is_no_regular_file_is_not_replaced(self, tmp_path, kind):
+        target = tmp_path / "copy.json"
+        make = {"fifo": os.mkfifo, "folder": os.mkdir, "link": lambda path: path.symlink_to(tmp_path)}
+        make[kind](target)
+        before = os.lstat(target)
+        with pytest.raises(UsageError, match="no regular file"):
+            redact_trace(self.write(tmp_path), target)
+        assert os.lstat(target).st_ino == before.st_ino
 
     def test_a_target_that_cannot_be_written_is_one_line(self, tmp_path):
         with pytest.raises(PerfkitError, match="cannot be written"):

@@ -6,10 +6,11 @@ RUN is a run in a store (with --store: RUN, CLUSTER/RUN or CLUSTER/RUN/ATTEMPT),
                nanosecond went, who waited for whom. Opens in ui.perfetto.dev, chrome://tracing and TensorBoard
   csv, parquet  every table (docs/tables.md) into a folder, or one with --table; cells cannot run as formulas
   prometheus, openmetrics   the run's figures in the names of a live run; -o - is standard output, only of these
-  --redact     a copy of one trace without names of hosts, users, paths, models and your own functions. Names of public
-               libraries, kernels, times, shapes and all numbers stay, so that perfkit, HTA and Perfetto read the copy
-               like the original. A string that is not known to be harmless is replaced. The copy is not named after
-               the trace, whose name often holds a host; of it only the rank is kept
+  --redact     a copy of a trace, or of all ranks of a job (-o FOLDER), without names of hosts, users, paths, models and
+               your own functions. Names of public libraries, kernels, times, shapes and all numbers stay, so that
+               perfkit, HTA and Perfetto read the copy like the original. A string that is not known to be harmless is
+               replaced. The copy is not named after the trace, whose name often holds a host; of it only the rank is
+               kept
 
 examples:
   perfkit export traces/ --format perfetto -o job.json.gz
@@ -18,12 +19,12 @@ examples:
   perfkit export llama-8b --store runs/ --format parquet -o tables/
   perfkit export llama-8b --store runs/ --format prometheus -o /var/lib/node_exporter/perfkit.prom
   perfkit export rank3.json.gz --redact                    writes redacted-rank3.json.gz beside it
+  perfkit export traces/ --redact -o to-share/             every rank, with names that fit together
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ from perfkit.errors import UsageError, cannot_write
 
 if TYPE_CHECKING:
     from perfkit.export.opened import OpenRun
+    from perfkit.redact import RedactionReport
 
 METRICS = ("prometheus", "openmetrics")
 FORMATS = ("perfetto", "csv", "parquet", *METRICS)
@@ -49,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_part_arguments(parser)
     parser.add_argument("--table", metavar="NAME", help="csv, parquet: only this table, into one file")
     share = parser.add_argument_group("a copy to share")
-    share.add_argument("--redact", action="store_true", help="hash what identifies you; RUN is one trace file")
+    share.add_argument("--redact", action="store_true", help="hash what identifies you; RUN is trace files")
     share.add_argument("--salt", help="makes tokens the same in several exports; keep it secret (default: random)")
 
 
@@ -140,17 +142,32 @@ def _redact(args: argparse.Namespace) -> int:
     import dataclasses
     import json
 
-    from perfkit.redact import redact_trace
+    from perfkit.redact import free_name, redact_trace, redact_traces
 
-    if len(args.runs) > 1 or args.store or args.ranks or args.steps or args.table or args.format in FORMATS:
+    if args.store or args.ranks or args.steps or args.table or args.format in FORMATS:
         raise UsageError(
-            "--redact copies one trace file as it is", next_step="run it on one file, and on its copy what you like"
+            "--redact copies trace files as they are", next_step="run it on files, and on their copies what you like"
         )
-    trace = args.runs[0]
-    report = redact_trace(trace, args.output or default_output(trace), salt=args.salt)
+    trace = Path(args.runs[0])
+    to_folder = args.output is not None and (args.output.endswith("/") or Path(args.output).is_dir())
+    is_many = len(args.runs) > 1 or trace.is_dir() or to_folder
+    if is_many and not args.output:
+        raise UsageError("several copies need a folder", next_step="name one with -o")
+    if is_many:
+        reports = redact_traces(args.runs, args.output, salt=args.salt)
+    else:
+        reports = [redact_trace(trace, args.output or free_name(trace.parent, args.runs[0]), salt=args.salt)]
     if args.format == "json":
-        print(json.dumps(dataclasses.asdict(report), indent=2))
+        documents = [dataclasses.asdict(report) for report in reports]
+        print(json.dumps(documents if is_many else documents[0], indent=2))
         return 0
+    for report in reports:
+        _say_redacted(report)
+    _say_before_sharing(reports, is_job=is_many or bool(args.salt))
+    return 0
+
+
+def _say_redacted(report: RedactionReport) -> None:
     print(f"{report.target}: {report.bytes_out:,} bytes of JSON, from {report.bytes_in:,}")
     for kind, count in report.names.items():
         print(f"  {kind:<8} {count:>8,} names hashed, {report.occurrences.get(kind, 0):>10,} times")
@@ -158,16 +175,15 @@ def _redact(args: argparse.Namespace) -> int:
     print(f"  checked  {report.strings_checked:>8,} strings of the copy: no hashed name is left")
     if report.problem:
         print(f"  note: {report.problem}; the copy ends there too")
-    print("Look at the copy before you share it: numbers, shapes and times are unchanged.")
-    return 0
 
 
-def default_output(trace: str) -> str:
-    """Name the copy by what may be known of the trace: its rank. A file that is there is not replaced."""
+def _say_before_sharing(reports: list[RedactionReport], *, is_job: bool) -> None:
     from perfkit.sources.kineto import rank_in_name
 
-    rank = rank_in_name(trace)
-    stem = "redacted" if rank is None else f"redacted-rank{rank}"
-    names = itertools.chain([stem], (f"{stem}.{number}" for number in itertools.count(2)))
-    paths = (Path(trace).parent / f"{name}.json.gz" for name in names)
-    return str(next(path for path in paths if not path.exists()))
+    lost = [rank_in_name(r.source) for r in reports if not r.rank_recorded and rank_in_name(r.target) is None]
+    for rank in filter(lambda rank: rank is not None, lost):
+        print(f"That this is rank {rank} only its name said: give the copy a name such as rank{rank}.json.gz.")
+    print(
+        "Look at the copy before you share it: numbers, shapes and times are unchanged."
+        + ("" if is_job else " For several ranks of one job give all the same --salt, or all at once with -o FOLDER.")
+    )
