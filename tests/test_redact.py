@@ -259,6 +259,30 @@ class TestWhatGoes:
         copy = redacted(b'{"traceEvents": [{"ph": "X", "name": "aten::caf\xe9.py(1): f"}]}')
         assert re.fullmatch(r"text_\w{10}", names(copy)[0])
 
+    @pytest.mark.parametrize("secret", ["acmecorp", "10.1.2.3", "alice@corp.com", "+1 415 555 0199", "deadbeef" * 4])
+    @pytest.mark.parametrize(
+        "public",
+        [
+            "aten::_foreach_add_",
+            "nccl:all_reduce",
+            "void at::native::reduce_kernel<512, 1, float>(float const*)",
+            "triton_poi_fused_add_mul_0",
+            "Memcpy DtoH (Device -> Pinned)",
+            "<built-in method append of list object at 0x7f00>",
+            "autograd::engine::evaluate_function: AddmmBackward0",
+            "ProfilerStep#12",
+            "## forward ##",
+            "NVIDIA H100 80GB HBM3",
+        ],
+    )
+    def test_a_secret_is_hashed_wherever_it_stands_in_a_public_name(self, public, secret):
+        redactor = Redactor(b"salt")
+        forms = ("{0}{1}", "{1}{0}", "{0} {1}", "{0}_{1}", "{0}::{1}", "{0}<{1}>", "{0}({1})", "void {1}{0}", "{0}/{1}")
+        texts = [form.format(public, secret) for form in forms]
+        texts += [public[:at] + secret + public[at:] for at in range(len(public))]
+        for key in ("name", "Call stack", "Concrete Inputs", "pid", "pg_name", "cuda_version", "labels"):
+            assert not [text for text in texts if secret in redactor.value(key, text)[0]]
+
     def test_an_address_that_was_hashed_is_looked_for_in_the_copy(self):
         assert redact._secret_words("connect to 10.1.2.3") == ["10.1.2.3"]
 
