@@ -10,7 +10,7 @@ Whatever is not here is hashed, so a missing name costs readability and never pr
 is public and cannot be a person, a host, a site or a product.
 
 A pattern with an open end (`gemm\w*`) lets `gemm_of_my_company` pass. So names are judged word by word, cut at
-underscores, case and digits, against the closed list of `redact_words.csv`: the words of torch's ops and kernels,
+underscores, case and digits, against the closed list of `words.csv`: the words of torch's ops and kernels,
 of the CUDA and HIP interfaces, and of the kernel names of cuBLAS, cuDNN, CUTLASS, CUB, NCCL, Inductor, Tensile...
 A word alone proves nothing: a name of common words is still its owner's unless it begins like a library's.
 Words of torch's ops serve names of ops, those of Tensile and MIOpen only names that begin like theirs: they are so
@@ -303,7 +303,7 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\Wa-zA-Z\d_]+")
 
 def _read_words() -> dict[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
-    with Path(__file__).with_name("redact_words.csv").open(encoding="utf-8", newline="") as file:
+    with Path(__file__).with_name("words.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             found.setdefault(row["library"], set()).update(row["words"].split())
     return {library: frozenset(of_library) for library, of_library in found.items()}

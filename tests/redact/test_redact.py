@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -14,13 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfkit import redact
 from perfkit.analysis import kernels, utilisation
 from perfkit.analysis.classify import FAMILIES, default_classifier, kernel_family
 from perfkit.cli.main import main
 from perfkit.errors import CorruptInput, PerfkitError, UnsupportedInput, UsageError
-from perfkit.redact import Redactor, _meaning, redact_stream, redact_trace
-from perfkit.redact_names import HOST_HINTS, KERNEL_HINTS, PRECISIONS, TENSOR_CORES, WORDS
+from perfkit.redact import Redactor, proof, redact_stream, redact_trace
+from perfkit.redact import text as json_text
+from perfkit.redact.meaning import meaning_of
+from perfkit.redact.names import HOST_HINTS, KERNEL_HINTS, PRECISIONS, TENSOR_CORES, WORDS, is_telling
 from perfkit.sources import kineto
 from perfkit.sources.detect import find_inputs
 
@@ -253,7 +255,7 @@ class TestWhatGoes:
     def test_addresses_dates_phone_numbers_and_keys_are_hashed_in_any_name(self, telling):
         copy = re.sub(r"[a-z]+_[0-9a-f]{10}", "", name(telling))
         assert not set(re.findall(r"[0-9a-f]{2,}", telling)) & set(re.findall(r"[0-9a-f]{2,}", copy)) - {"add", "ad"}
-        assert not redact.is_telling(copy)
+        assert not is_telling(copy)
 
     def test_text_that_is_not_utf8_becomes_one_token(self):
         copy = redacted(b'{"traceEvents": [{"ph": "X", "name": "aten::caf\xe9.py(1): f"}]}')
@@ -284,7 +286,7 @@ class TestWhatGoes:
             assert not [text for text in texts if secret in redactor.value(key, text)[0]]
 
     def test_an_address_that_was_hashed_is_looked_for_in_the_copy(self):
-        assert redact._secret_words("connect to 10.1.2.3") == ["10.1.2.3"]
+        assert proof._secret_words("connect to 10.1.2.3") == ["10.1.2.3"]
 
     @pytest.mark.parametrize(
         "frame",
@@ -540,12 +542,12 @@ class TestWhatStays:
     )
     def test_structure_and_numbers_stay_for_any_json_and_any_chunks(self, value, indent, ascii, chunk):
         text = json.dumps(value, indent=indent, ensure_ascii=ascii)
-        before = redact.CHUNK_BYTES
-        redact.CHUNK_BYTES = chunk
+        before = json_text.CHUNK_BYTES
+        json_text.CHUNK_BYTES = chunk
         try:
             copy = redacted(text.encode("utf-8", "surrogatepass"))
         finally:
-            redact.CHUNK_BYTES = before
+            json_text.CHUNK_BYTES = before
         assert copy == redacted(text.encode("utf-8", "surrogatepass"))
 
         def shape(item: object) -> object:
@@ -570,7 +572,7 @@ class TestWhatStays:
             def hexdigest(self) -> str:
                 return "0" * 12 + self._last.hex() * 4
 
-        monkeypatch.setattr(redact.hashlib, "blake2b", Weak)
+        monkeypatch.setattr(hashlib, "blake2b", Weak)
         redactor = Redactor(b"salt")
         assert redactor.token("fn", "a") != redactor.token("fn", "b")
 
@@ -597,14 +599,14 @@ class TestKernelsAreStillWhatTheyWere:
         copy = name(kernel)
         assert "secret" not in copy
         assert "acme" not in copy
-        assert _meaning(copy) == _meaning(kernel)
+        assert meaning_of(copy) == meaning_of(kernel)
 
     @pytest.mark.parametrize("kernel", ["", *KERNEL_HINTS])
     @pytest.mark.parametrize("host", ["", *HOST_HINTS])
     def test_number_format_and_role_survive_beside_family_and_host_kind(self, kernel, host):
         for other in ("", "barrier", "recv", "tensorop_s", *(word for word, _ in PRECISIONS)):
             own = f"{kernel} {host} {other} acme"
-            assert _meaning(name(own)) == _meaning(own), own
+            assert meaning_of(name(own)) == meaning_of(own), own
             assert "acme" not in name(own)
 
     def test_number_formats_are_those_that_an_analysis_reads(self):
@@ -638,7 +640,7 @@ class TestKernelsAreStillWhatTheyWere:
         assert name(f"{prefix}AddmmBackward0") == f"{prefix}AddmmBackward0"
 
     def test_every_family_has_a_word_that_says_it(self):
-        of_hints = {_meaning(f"[{hint}] symbol_0123456789")[:2] for hint in KERNEL_HINTS}
+        of_hints = {meaning_of(f"[{hint}] symbol_0123456789")[:2] for hint in KERNEL_HINTS}
         assert of_hints >= {("communication", None), *((None, family) for family in FAMILIES if family != "unknown")}
 
     @pytest.mark.parametrize(
@@ -659,7 +661,7 @@ class TestKernelsAreStillWhatTheyWere:
         assert sum(libraries.match(kernel) is not None for kernel in kernels) >= 10
         for kernel in kernels:
             copy = redactor.value("name", kernel)[0]
-            assert _meaning(copy) == _meaning(kernel), kernel
+            assert meaning_of(copy) == meaning_of(kernel), kernel
             if libraries.match(kernel):
                 assert copy == kernel
 
