@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 from perfkit.cli.arguments import add_part_arguments, parse_ranks, parse_steps
 from perfkit.errors import UsageError, cannot_write
+from perfkit.report.format import plural
 
 if TYPE_CHECKING:
     from perfkit.export.opened import OpenRun
@@ -170,7 +171,8 @@ def _redact(args: argparse.Namespace) -> int:
 def _say_redacted(report: RedactionReport) -> None:
     print(f"{report.target}: {report.bytes_out:,} bytes of JSON, from {report.bytes_in:,}")
     for kind, count in report.names.items():
-        print(f"  {kind:<8} {count:>8,} names hashed, {report.occurrences.get(kind, 0):>10,} times")
+        times = report.occurrences.get(kind, 0)
+        print(f"  {kind:<8} {count:>8,} {'name' if count == 1 else 'names'} hashed, {plural(times, 'time')}")
     print(f"  kept     {report.strings_kept:>8,} names of libraries and profiler")
     print(f"  checked  {report.strings_checked:>8,} strings of the copy: no hashed name is left")
     if report.problem:

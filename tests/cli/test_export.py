@@ -29,7 +29,7 @@ def test_the_copy_gets_a_name_of_its_own_and_the_summary_says_what_was_hashed(tm
     assert "secret_step" not in copy
     assert '"ts": 1.001' in copy
     out = capsys.readouterr().out
-    assert "host            1 names hashed" in out
+    assert "host            1 name hashed, 1 time" in out
     assert "no hashed name is left" in out
 
 
