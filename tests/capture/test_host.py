@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,7 +56,8 @@ def fake_machine(top, scale):
 
 def test_rates_are_differences_over_time(tmp_path, monkeypatch):
     clock = iter([100.0, 102.0])
-    monkeypatch.setattr("perfkit.capture.host.time.monotonic", lambda: next(clock))
+    fake = SimpleNamespace(time_ns=time.time_ns, monotonic=lambda: next(clock))  # other threads have the real one
+    monkeypatch.setattr("perfkit.capture.host.time", fake)
     proc, sys = fake_machine(tmp_path, 1)
     sampler = HostSampler(7, proc=proc, sys=sys)
     first = {(name, series) for _, name, series, _, _ in sampler.sample()}
